@@ -1,0 +1,179 @@
+"""LongBench records: where their files are, reading and checking them, and choosing which ones to run.
+
+The format is the benchmark's own (THUDM/LongBench, data.zip): JSON Lines in UTF-8, one object a line with the eight
+fields below. Neither torch nor transformers is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from kvfactory.data.tasks import canonical_dataset
+from kvfactory.paths import cache_dir
+
+T = TypeVar("T")
+
+DEFAULT_DATA_DIR = Path("data") / "LongBench"
+DOWNLOAD_COMMAND = "python -m kvfactory.data download"
+SAMPLE_METHODS = ("topk", "random")
+
+FIELDS: dict[str, str] = {
+    "input": "a string",
+    "context": "a string",
+    "answers": "a list of strings",
+    "length": "an integer",
+    "dataset": "a string",
+    "language": "a string",
+    "all_classes": "a list of strings or null",
+    "_id": "a string",
+}
+
+
+def longbench_cache() -> Path:
+    """Folder that `python -m kvfactory.data download` fills with {dataset}.jsonl and config/."""
+    return cache_dir() / "LongBench"
+
+
+def sample_dir() -> Path:
+    """The bundled sample suite of a source checkout (data/sample); ValueError where there is no checkout."""
+    folder = Path(__file__).resolve().parents[2] / "data" / "sample"
+    if not any(folder.glob("*.jsonl")):
+        raise ValueError(
+            f"the bundled sample suite is not at {folder}: it is part of a source checkout, not of an installed "
+            "package, so run from a clone or pass --data_dir."
+        )
+    return folder
+
+
+def locate_data(data_dir: str | Path | None, datasets: Iterable[str]) -> dict[str, Path]:
+    """The file of every dataset, keyed by its canonical name.
+
+    Args:
+        data_dir: folder with {dataset}.jsonl files; nothing else is tried when it is given. None tries
+            data/LongBench under the working directory, then the download cache, each dataset on its own.
+        datasets: names as the user wrote them (LongBench-E names end in `_e`).
+
+    Raises:
+        ValueError: an unknown dataset, or one without a file.
+    """
+    names = list(dict.fromkeys(canonical_dataset(name) for name in datasets))
+    if data_dir is not None:
+        places = [Path(data_dir).expanduser()]
+        if not places[0].is_dir():
+            raise ValueError(f"--data_dir {data_dir} is not a folder; it must hold one {{dataset}}.jsonl per dataset.")
+    else:
+        places = [DEFAULT_DATA_DIR, longbench_cache()]
+    found = {}
+    for name in names:
+        file = next((p / f"{name}.jsonl" for p in places if (p / f"{name}.jsonl").is_file()), None)
+        if file is None:
+            raise ValueError(
+                f"no data for dataset {name}: {name}.jsonl is not in {' nor in '.join(map(str, places))}; "
+                f"run `{DOWNLOAD_COMMAND}` once, or pass --data_dir with a folder that holds it."
+            )
+        found[name] = file
+    return found
+
+
+def read_dataset(path: str | Path, dataset: str) -> list[dict]:
+    """All records of one file, checked to the last line, with the eight official fields and no others.
+
+    Lines end at "\\n" alone, so U+2028, U+000B and the like inside strings stay data; a byte-order mark, CRLF, blank
+    lines and an empty answer list are accepted.
+
+    Raises:
+        ValueError: an unreadable file, or the first bad line (named by file and line): not UTF-8, broken JSON, not
+            an object, a missing field, a field of a wrong type, an `_id` seen before; or no record at all.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: the {dataset} data cannot be read ({error.strerror or error}).") from error
+    records: list[dict] = []
+    line_of_id: dict[str, int] = {}
+    for number, raw in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if not raw.strip():
+            continue
+        record = _parse(raw, f"{path}, line {number}")
+        first = line_of_id.setdefault(record["_id"], number)
+        if first != number:
+            raise ValueError(f"{path}, line {number}: _id {record['_id']!r} is already used on line {first}.")
+        records.append(record)
+    if not records:
+        raise ValueError(f"{path}: no records; {dataset} needs at least one JSON object, one a line.")
+    return records
+
+
+def _parse(raw: bytes, where: str) -> dict:
+    try:
+        record = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: not UTF-8 text (byte {error.start + 1} of the line: {error.reason}).") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: broken JSON ({error.msg}, column {error.colno}).") from error
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets nested without end
+        raise ValueError(f"{where}: JSON that cannot be read ({error}).") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: a JSON object is expected, this is {_kind(record)}.")
+    missing = [field for field in FIELDS if field not in record]
+    if missing:
+        raise ValueError(f"{where}: missing {', '.join(missing)}; every record has the fields {', '.join(FIELDS)}.")
+    for field, expected in FIELDS.items():
+        if not _is(record[field], expected):
+            raise ValueError(f"{where}: {field} must be {expected}, this is {_kind(record[field])}.")
+    return {field: record[field] for field in FIELDS}
+
+
+def _is(value: object, expected: str) -> bool:
+    if expected == "a string":
+        return isinstance(value, str)
+    if expected == "an integer":
+        return isinstance(value, int) and not isinstance(value, bool)
+    if value is None:
+        return expected.endswith("or null")
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _kind(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return "a list of " + (" and ".join(sorted({type(item).__name__ for item in value})) or "nothing")
+    return {dict: "an object", str: "a string", int: "an integer", float: "a number with a fraction"}[type(value)]
+
+
+def choose_examples(
+    records: Sequence[T], max_num_examples: int | None, sample_method: str, seed: int, dataset: str
+) -> list[T]:
+    """At most `max_num_examples` records (None: all), always in data order.
+
+    "topk" takes the first ones. "random" draws from a generator seeded by (seed, dataset), so the choice does not
+    depend on which datasets ran before.
+    """
+    if sample_method not in SAMPLE_METHODS:
+        raise ValueError(f"--sample_method {sample_method!r} is unknown; accepted: {', '.join(SAMPLE_METHODS)}.")
+    if max_num_examples is None:
+        return list(records)
+    if max_num_examples < 1:
+        raise ValueError(f"--max_num_examples {max_num_examples} must be at least 1; leave it out to run all examples.")
+    if max_num_examples >= len(records):
+        return list(records)
+    if sample_method == "topk":
+        return list(records[:max_num_examples])
+    # A string seed goes through SHA-512 in `random`, so it is the same in every process and Python version.
+    generator = random.Random(f"{seed}:{canonical_dataset(dataset)}")
+    return [records[i] for i in sorted(generator.sample(range(len(records)), max_num_examples))]
+
+
+def shard(records: Sequence[T], num_shards: int, shard_id: int) -> list[T]:
+    """The records i with i mod `num_shards` == `shard_id`, in data order."""
+    if num_shards < 1:
+        raise ValueError(f"--num_shards {num_shards} must be at least 1.")
+    if not 0 <= shard_id < num_shards:
+        raise ValueError(f"--shard_id {shard_id} must be from 0 to {num_shards - 1} with --num_shards {num_shards}.")
+    return list(records[shard_id::num_shards])
