@@ -1,0 +1,46 @@
+"""Attention backends with one signature; the group size is read from the shapes, so stored heads may be Hk or Hq.
+
+`attend(q, k, v, *, scale, causal, mask)`: q (B, Hq, t, D), k and v (B, Hs, n, D) -> (B, t, Hq, D), the layout in which
+transformers expects attention outputs. `causal` is bottom-right aligned with t == n; `mask` is bool, true where
+attended, broadcastable to (B, Hq, t, n), and excludes `causal`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Backend(Protocol):
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        causal: bool,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+
+def get_backend(name: str) -> Backend:
+    """The backend of an --attn_implementation.
+
+    Raises:
+        ValueError: unknown name, or a package that is not installed.
+    """
+    if name == "eager":
+        from kvfactory.backends.eager import attend
+    elif name == "sdpa":
+        from kvfactory.backends.sdpa import attend
+    elif name in ("flash_attention_2", "flash_attention_3"):
+        from kvfactory.backends.flash import make_attend
+
+        attend = make_attend(name)
+    else:
+        raise ValueError(
+            f"--attn_implementation {name!r} is not one of eager, sdpa, flash_attention_2, flash_attention_3"
+        )
+    return attend

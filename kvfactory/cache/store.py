@@ -1,0 +1,113 @@
+"""Where kept keys and values live: a store holds tensors and counts their bytes, and knows nothing of methods."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from kvfactory.backends import Backend
+
+DECODE_SLACK = 128
+"""Free slots behind a prompt when the number of new tokens is not known beforehand."""
+
+
+class Store(ABC):
+    """Keys and values of one layer after its prompt.
+
+    Attributes:
+        prompt_slots: slots per stored head filled by the prompt, one entry per head.
+        positions: (B, Hs, n) int32 original positions of the prompt's slots, when they are recorded.
+    """
+
+    prompt_slots: list[int]
+    positions: torch.Tensor | None = None
+
+    @abstractmethod
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Adds new tokens; k, v (B, Hk, t, D), Hk the model's kv heads."""
+
+    @abstractmethod
+    def view(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values in use, (B, Hs, N, D) each."""
+
+    @abstractmethod
+    def attend(
+        self, q: torch.Tensor, *, scale: float, backend: Backend, visible: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Attention of the newest queries q (B, Hq, t, D), whose keys are already appended -> (B, t, Hq, D)."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the slots in use."""
+
+    @property
+    @abstractmethod
+    def nbytes_alloc(self) -> int:
+        """Bytes of the storage held, slack included."""
+
+    @property
+    def nbytes_aux(self) -> int:
+        """Bytes of what is held besides keys and values."""
+        return 0 if self.positions is None else self.positions.numel() * self.positions.element_size()
+
+
+class DenseStore(Store):
+    """(B, Hs, capacity, D) buffers, the same number of slots for every head.
+
+    The buffers are allocated once; the next free slot lives on the device, so that appending one token needs no host
+    decision and a decode step can be captured in a CUDA graph as long as no growth is due.
+    """
+
+    def __init__(self, k: torch.Tensor, v: torch.Tensor, slack: int = DECODE_SLACK):
+        """Copies the kept k, v (B, Hs, n, D) into fresh buffers of n + slack slots."""
+        B, Hs, n, D = k.shape
+        self._k = k.new_empty(B, Hs, n + slack, D)
+        self._v = v.new_empty(B, Hs, n + slack, v.shape[-1])
+        self._k[:, :, :n] = k
+        self._v[:, :, :n] = v
+        self.length = n
+        self._next = torch.tensor([n], device=k.device)
+        self.prompt_slots = [n] * Hs
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        t = k.shape[2]
+        if self.length + t > self._k.shape[2]:
+            self._grow(self.length + t)
+        copies = self._k.shape[1] // k.shape[1]
+        if copies > 1:
+            k, v = k.repeat_interleave(copies, dim=1), v.repeat_interleave(copies, dim=1)
+        slots = self._next if t == 1 else self._next + torch.arange(t, device=k.device)
+        self._k.index_copy_(2, slots, k)
+        self._v.index_copy_(2, slots, v)
+        self._next += t
+        self.length += t
+
+    def _grow(self, needed: int) -> None:
+        capacity = max(needed, self._k.shape[2] + self._k.shape[2] // 2)
+        for name in ("_k", "_v"):
+            old = getattr(self, name)
+            new = old.new_empty(*old.shape[:2], capacity, old.shape[3])
+            new[:, :, : self.length] = old[:, :, : self.length]
+            setattr(self, name, new)
+
+    def view(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._k[:, :, : self.length], self._v[:, :, : self.length]
+
+    def attend(
+        self, q: torch.Tensor, *, scale: float, backend: Backend, visible: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        k, v = self.view()
+        t = q.shape[2]
+        if t > 1:  # a later turn: every stored token is in the past, the new ones are causal among themselves
+            visible = torch.ones(t, self.length, dtype=torch.bool, device=q.device).tril(self.length - t)[None, None]
+        return backend(q, k, v, scale=scale, causal=False, mask=visible)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in self.view())
+
+    @property
+    def nbytes_alloc(self) -> int:
+        return sum(x.untyped_storage().nbytes() for x in (self._k, self._v))

@@ -1,0 +1,74 @@
+"""`compress_prompt`: a method's selection on plain tensors, without a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvfactory.budget import Budget
+from kvfactory.methods.base import LayerShape, PromptContext
+from kvfactory.ops.select import gather_tokens
+from kvfactory.plan import make_plan
+
+
+@dataclass
+class KeptLists:
+    """What a method keeps, as nested lists: per batch row, per head of the granularity asked for.
+
+    Attributes:
+        indices: ascending int64 positions.
+        keys, values: (n, D) rows, merged or thinned where the method does that.
+        channels: ascending kept channel ids (ThinK), else None.
+    """
+
+    indices: list[list[torch.Tensor]]
+    keys: list[list[torch.Tensor]]
+    values: list[list[torch.Tensor]]
+    channels: list[list[torch.Tensor]] | None = None
+
+
+def compress_prompt(
+    method: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layer_idx: int = 0,
+    num_layers: int = 1,
+    example_id: str = "",
+    sampler: Any = None,
+    **options: Any,
+) -> KeptLists:
+    """Runs the prompt-time step of one layer.
+
+    Args:
+        q: (B, Hq, S, D) post-RoPE; k, v: (B, Hk, S, D) post-RoPE, unrepeated. Left unchanged.
+        options: as in `kvfactory.attach`.
+
+    Raises:
+        ValueError: bad options or shapes, or a method that keeps all tokens at prompt time and acts later.
+    """
+    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or q.shape[1] % k.shape[1] or q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: need (B, Hq, S, D) and twice (B, Hk, S, D) "
+            "with Hq a multiple of Hk"
+        )
+    plan = make_plan(method, **options)
+    if plan.cluster.capability.stage not in ("none", "prompt-evict", "channel"):
+        raise ValueError(f"{plan.method} keeps every prompt token: there is nothing to compress at prompt time")
+    B, Hq, S, D = q.shape
+    Hk = k.shape[1]
+    cluster = plan.build(LayerShape(layer_idx, num_layers, Hq, Hk, D))
+    budget: Budget = plan.budget
+    if budget.bytes_percent is not None:
+        raise ValueError("budget_bytes needs a model: give max_capacity_prompt or max_capacity_prompt_ratio")
+    ctx = PromptContext(S, budget.resolve(S) if plan.uses_budget else S, plan.seed, example_id, sampler)
+    kept = cluster.compress(q, k, v, ctx)
+    indices = torch.arange(S, device=k.device).expand(B, Hk, S) if kept is None else kept.indices
+    heads = Hq if plan.granularity == "query_head" else Hk
+    # One list per head of the granularity asked for, also where the store shares one copy among a group.
+    indices = indices.repeat_interleave(heads // indices.shape[1], dim=1)
+    keys, values = gather_tokens(k, indices), gather_tokens(v, indices)
+    return KeptLists(*([list(row) for row in x] for x in (indices, keys, values)))

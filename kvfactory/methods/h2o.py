@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvfactory.capability import Capability
+from kvfactory.methods import register
+from kvfactory.methods.base import PromptContext, TokenSelector
+from kvfactory.methods.snapkv import check_window
+from kvfactory.ops.scores import column_sums
+from kvfactory.settings import Cell, MethodSettings, setting
+
+
+@register("H2O")
+class H2O(TokenSelector):
+    """Keeps heavy hitters, the tokens that received most attention from all prompt queries, plus the most recent ones.
+
+    Paper: H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models, arXiv 2306.14048. Code:
+    FMInference/H2O, h2o_hf/utils_real_drop. The column sums run over row blocks, so no S x S matrix exists.
+    """
+
+    @dataclass(frozen=True)
+    class Settings(MethodSettings):
+        window_size: int | None = setting(
+            8,
+            "most recent tokens kept, inside the budget; - means half of the budget",
+            paper=None,
+            paper_mark="read",
+            authors=Cell("half of the budget", "read"),
+        )
+        score_dtype: str = setting(
+            "float32", "precision of scores; model reproduces half-precision rounding", choices=("float32", "model")
+        )
+
+        def validate(self, budget: int | None) -> None:
+            if self.window_size is not None:
+                check_window(self.window_size, budget)
+            elif budget is not None and budget < 2:
+                raise ValueError(f"--max_capacity_prompts {budget} cannot be halved into heavy and recent tokens")
+
+    capability = Capability(
+        stage="prompt-evict",
+        budget_means="slots per head",
+        reference="arXiv 2306.14048; FMInference/H2O, h2o_hf/utils_real_drop",
+    )
+
+    def window(self, ctx: PromptContext) -> int:
+        given = self.settings.window_size
+        return ctx.budget - ctx.budget // 2 if given is None else given
+
+    def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
+        total = column_sums(q, k, scale=self.scale, score_dtype=self.settings.score_dtype)
+        return self.per_stored_head(total[..., : ctx.prompt_len - self.window(ctx)])

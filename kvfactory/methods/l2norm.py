@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvfactory.capability import Capability
+from kvfactory.methods import register
+from kvfactory.methods.base import PromptContext, TokenSelector
+from kvfactory.ops.select import top_positions, with_window
+from kvfactory.settings import Cell, MethodSettings, setting
+
+
+@register("L2Norm")
+class L2Norm(TokenSelector):
+    """Keeps the keys of smallest L2 norm, which correlate with high attention; the first layers stay whole.
+
+    Paper: A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv 2406.11430. Code:
+    alessiodevoto/l2compress. The skipped layers hold the whole prompt, so the real mean budget is larger than the
+    nominal one; rows report it.
+    """
+
+    @dataclass(frozen=True)
+    class Settings(MethodSettings):
+        skip_layers: tuple[int, ...] = setting(
+            (0, 1), "layers that are not compressed, counted among the full-attention layers", authors=Cell((0, 1), "read")
+        )
+        l2_recent: int = setting(0, "most recent tokens that are always kept, inside the budget")
+        l2_equalize: bool = setting(
+            False, "lower the other layers' budget so that the mean over all layers is the nominal one"
+        )
+
+        def validate(self, budget: int | None) -> None:
+            if any(layer < 0 for layer in self.skip_layers):
+                raise ValueError(f"--skip_layers {','.join(map(str, self.skip_layers))} holds a negative layer")
+            if self.l2_recent < 0:
+                raise ValueError(f"--l2_recent {self.l2_recent} is negative")
+            if budget is not None and budget <= self.l2_recent:
+                raise ValueError(f"--max_capacity_prompts {budget} must be larger than --l2_recent {self.l2_recent}")
+
+    capability = Capability(
+        stage="prompt-evict",
+        budget_means="slots per head",
+        same_for_all_heads=True,
+        reads_queries=False,
+        reference="arXiv 2406.11430; alessiodevoto/l2compress, l2compress/compress_fn.py",
+    )
+
+    def kept(self, ctx: PromptContext) -> int:
+        skipped = [layer for layer in self.settings.skip_layers if layer < self.shape.num_layers]
+        if self.shape.layer_idx in skipped or ctx.prompt_len <= ctx.budget:
+            return ctx.prompt_len
+        if not self.settings.l2_equalize:
+            return ctx.budget
+        others = self.shape.num_layers - len(skipped)
+        share = (self.shape.num_layers * ctx.budget - len(skipped) * ctx.prompt_len) // others
+        if share <= self.settings.l2_recent:
+            raise ValueError(
+                f"--l2_equalize leaves {share} tokens per layer for a prompt of {ctx.prompt_len} tokens at a budget of "
+                f"{ctx.budget}: the {len(skipped)} skipped layers already hold more; raise the budget or set --skip_layers none"
+            )
+        return share
+
+    def window(self, ctx: PromptContext) -> int:
+        return self.settings.l2_recent
+
+    def positions(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
+        recent = self.settings.l2_recent
+        norms = torch.linalg.vector_norm(k[:, :, : ctx.prompt_len - recent], dim=-1, dtype=torch.float32)
+        return with_window(top_positions(-norms, self.kept(ctx) - recent), ctx.prompt_len, recent)

@@ -1,0 +1,339 @@
+"""Puts a method on a model of transformers: two public registrations, one cache class, one attribute per layer.
+
+Nothing of transformers is replaced. Attention modules of every family project, rotate, call `cache.update` and then the
+attention function named in the config; `kv_attention` is that function while a method is attached.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from kvfactory.backends import Backend, get_backend
+from kvfactory.cache.kv_cache import KVCache, KVLayer
+from kvfactory.capability import FAMILIES, check_combination, check_sliding
+from kvfactory.methods.base import KVCluster, LayerShape
+from kvfactory.plan import Plan, make_plan
+
+ATTENTION_NAME = "kvfactory"
+_ATTACHMENT = "_kvfactory_attachment"
+_attached: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
+_wrapped_inits: dict[type, Callable[..., None]] = {}
+
+
+@dataclass(eq=False)
+class LayerSlot:
+    """What one attention module needs to find its method: hung on the module as `kv_slot`.
+
+    Attributes:
+        index: position among the compressible layers; model_layer: position among all layers.
+        bound: the cache layer whose `update` has just run, taken by the attention call that follows.
+    """
+
+    cluster: KVCluster
+    backend: Backend
+    index: int
+    model_layer: int
+    module: nn.Module
+    bound: KVLayer | None = None
+
+
+def kv_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention of an attached model, for every method, family and backend.
+
+    Without one of our cache layers (no cache, a sliding layer, a foreign cache inside the model) it is dense attention
+    of the chosen backend under the mask the model built. With one, the prompt attends densely and is compressed
+    afterwards; later tokens attend to what is stored.
+
+    Args:
+        query: (B, Hq, t, D); key, value: (B, Hk, t, D) new tokens, or everything of a layer that is not ours.
+    """
+    slot: LayerSlot | None = getattr(module, "kv_slot", None)
+    backend = slot.backend if slot is not None else module.kv_backend
+    layer = slot.bound if slot is not None else None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if kwargs.get("output_attentions"):
+        raise ValueError("output_attentions=True is not available while a method is attached: no weights are built")
+    if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
+        raise ValueError("this model caps or biases its attention logits, which kvfactory does not reproduce")
+    if layer is not None and layer.store is not None:
+        slot.bound = None
+        return layer.attend(query, scale), None
+    causal = attention_mask is None and query.shape[2] > 1 and key.shape[2] == query.shape[2]
+    out = backend(query, key, value, scale=scale, causal=causal, mask=attention_mask)
+    if layer is not None:
+        slot.bound = None
+        layer.finish_prompt(query, key, value)
+    return out, None
+
+
+def padding_or_none(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+    """The mask of an attached model: None wherever causal attention suffices, else (B, 1, t, n) bool as sdpa has it."""
+    return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **kwargs)
+
+
+AttentionInterface.register(ATTENTION_NAME, kv_attention)
+AttentionMaskInterface.register(ATTENTION_NAME, padding_or_none)
+
+
+def cache_keyword(model: nn.Module) -> str:
+    """How this version of transformers calls the cache argument: `cache` from 5.24 on, `past_key_values` before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+class Attachment:
+    """One method on one model, until `detach`.
+
+    Attributes:
+        slots: one `LayerSlot` per compressible layer, in model order.
+    """
+
+    def __init__(self, model: PreTrainedModel, plan: Plan, backend_name: str):
+        self.plan = plan
+        self.backend_name = backend_name
+        self._model = weakref.ref(model)
+        self._stock_attention = model.config._attn_implementation
+        self._cache_keyword = cache_keyword(model)
+        config = model.config.get_text_config(decoder=True)
+        backend = get_backend(backend_name)
+        modules = _attention_modules(model)
+        native = self._native_layers(model)
+        ours = [i for i in modules if _is_full_attention(native, i)]
+        check_sliding(plan.method, plan.cluster.capability, len(modules) - len(ours), len(modules))
+        self.slots: list[LayerSlot] = []
+        for index, i in enumerate(ours):
+            module = modules[i]
+            shape = LayerShape(
+                layer_idx=index,
+                num_layers=len(ours),
+                num_heads=config.num_attention_heads,
+                num_kv_heads=config.num_key_value_heads,
+                head_dim=module.head_dim,
+            )
+            cluster = plan.build(shape)
+            cluster.scale = module.scaling
+            self.slots.append(LayerSlot(cluster, backend, index, i, module))
+        model.set_attn_implementation(ATTENTION_NAME)
+        if model.config._attn_implementation != ATTENTION_NAME:
+            raise ValueError(
+                f"{type(model).__name__} does not take its attention from transformers' AttentionInterface, so no method "
+                f"can be attached; supported families: {', '.join(FAMILIES)}"
+            )
+        for module in modules.values():
+            module.kv_backend = backend
+        for slot in self.slots:
+            slot.module.kv_slot = slot
+        self._modules = modules
+        self._hook = model.register_forward_pre_hook(self._take_over_cache, with_kwargs=True)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        model = self._model()
+        assert model is not None
+        return model
+
+    @staticmethod
+    def _native_layers(model: PreTrainedModel) -> list[Any]:
+        return list(DynamicCache(config=model.config).layers)
+
+    def new_cache(self, **kwargs: Any) -> KVCache:
+        """A fresh `KVCache` of this method for one generation."""
+        model = self.model
+        native = self._native_layers(model)
+        count = model.config.get_text_config(decoder=True).num_hidden_layers
+        native += [DynamicLayer() for _ in range(count - len(native))]
+        return KVCache(self, native, **kwargs)
+
+    def full_bytes(self, length: int, itemsize: int) -> int:
+        """Bytes of `length` tokens of one row at kv heads, compressible layers only."""
+        return sum(2 * s.cluster.shape.num_kv_heads * s.cluster.shape.head_dim * length * itemsize for s in self.slots)
+
+    def resolve_budget(self, prompt_len: int) -> int:
+        """The budget in tokens for a prompt of `prompt_len` tokens, checked against the method's settings."""
+        from kvfactory.methods.base import PromptContext
+
+        def stored(tokens: int) -> int:
+            ctx = PromptContext(prompt_len=prompt_len, budget=tokens)
+            return sum(2 * sum(s.cluster.declared(ctx)) * s.cluster.shape.head_dim for s in self.slots)
+
+        plan = self.plan
+        budget = plan.budget.resolve(prompt_len, stored, self.full_bytes(prompt_len, 1))
+        if plan.budget.tokens is None and budget < prompt_len:
+            plan.settings.validate(budget)
+        return budget
+
+    def _take_over_cache(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Forward pre-hook: swaps an empty cache of transformers for ours and refuses what cannot work."""
+        parameters = list(inspect.signature(model.forward).parameters)
+        if len(args) > parameters.index(self._cache_keyword):
+            kwargs = dict(zip(parameters, args, strict=False)) | kwargs
+            args = ()
+        for name in {self._cache_keyword, "past_key_values"}:
+            cache = kwargs.get(name)
+            if cache is None:
+                continue
+            if not isinstance(cache, KVCache):
+                if kwargs.get("use_cache") is False:
+                    continue
+                if cache.get_seq_length() > 0:
+                    raise ValueError(
+                        f"a {type(cache).__name__} with {cache.get_seq_length()} tokens was filled without {self.plan.method}; "
+                        "start from an empty cache while a method is attached"
+                    )
+                cache = kwargs[name] = self.new_cache()
+            elif cache.attachment is not self:
+                raise ValueError("this cache was made by another attachment; start from an empty cache")
+            self._refuse_padding(cache, kwargs.get("attention_mask"))
+        return args, kwargs
+
+    def _refuse_padding(self, cache: KVCache, mask: torch.Tensor | None) -> None:
+        prompt = cache.get_seq_length() == 0
+        if prompt and mask is not None and self.plan.cluster.capability.stage != "none" and not bool(mask.all()):
+            raise ValueError(
+                f"{self.plan.method} would score padding tokens: pass prompts one by one, or several of the same length, "
+                "or use kvfactory.generate, which takes a list of prompts of any lengths"
+            )
+
+    def remove(self) -> None:
+        """Takes the method off the model; its outputs are stock again, bit for bit."""
+        self._hook.remove()
+        for module in self._modules.values():
+            module.__dict__.pop("kv_slot", None)
+            del module.kv_backend
+        self.model.set_attn_implementation(self._stock_attention)
+
+
+def _attention_modules(model: PreTrainedModel) -> dict[int, nn.Module]:
+    """Attention modules by layer index: the modules that hold a layer index, a scaling and a head size."""
+    found = {}
+    for module in model.modules():
+        if all(hasattr(module, a) for a in ("layer_idx", "scaling", "head_dim")):
+            found[module.layer_idx] = module
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no attention layers that kvfactory knows; supported families: {', '.join(FAMILIES)}"
+        )
+    return dict(sorted(found.items()))
+
+
+def _is_full_attention(native: list[Any], layer: int) -> bool:
+    """Whether transformers would keep this layer in a plain growing cache."""
+    return layer >= len(native) or type(native[layer]) is DynamicLayer
+
+
+def get_attachment(model: nn.Module) -> Attachment | None:
+    """The method attached to `model`, if any."""
+    return model.__dict__.get(_ATTACHMENT)
+
+
+def attach(model: PreTrainedModel, method: str, *, attn_implementation: str | None = None, **options: Any) -> Attachment:
+    """Attaches a method to a loaded model; `model.generate` and `kvfactory.generate` then use it.
+
+    Args:
+        method: name in any case, see `kvfactory.list_methods()`.
+        attn_implementation: eager, sdpa, flash_attention_2 or flash_attention_3; default what the model was loaded with.
+        options: `max_capacity_prompt`, `kv_cache_granularity`, `gqa_score_agg`, `preset`, `seed` and the method's own
+            settings, as in `kvfactory.plan.make_plan`.
+
+    Raises:
+        ValueError: bad options, a combination that cannot work, a model off the attention interface, a model that
+            already has a method.
+    """
+    if get_attachment(model) is not None:
+        raise ValueError(f"{get_attachment(model).plan.method} is attached to this model already; call detach(model) first")
+    backend = attn_implementation or model.config._attn_implementation
+    return attach_plan(model, make_plan(method, attn_implementation=backend, **options), backend)
+
+
+def attach_plan(model: PreTrainedModel, plan: Plan, backend: str) -> Attachment:
+    """Attaches a plan that is resolved already; see `attach`."""
+    check_combination(
+        plan.method,
+        plan.cluster.capability,
+        backend=backend,
+        granularity=plan.granularity,
+        gqa_score_agg=plan.gqa_score_agg,
+    )
+    attachment = Attachment(model, plan, backend)
+    model.__dict__[_ATTACHMENT] = attachment
+    _attached.add(model)
+    return attachment
+
+
+def detach(model: PreTrainedModel) -> None:
+    """Takes the method off `model`.
+
+    Raises:
+        ValueError: no method is attached.
+    """
+    attachment = get_attachment(model)
+    if attachment is None:
+        raise ValueError("no method is attached to this model")
+    attachment.remove()
+    del model.__dict__[_ATTACHMENT]
+    _attached.discard(model)
+
+
+def _causal_lm(family: str) -> type[PreTrainedModel]:
+    import transformers
+
+    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "mixtral": "Mixtral", "phi3": "Phi3"}
+    if family not in names:
+        raise ValueError(f"unknown model family {family!r}; known: {', '.join(FAMILIES)}")
+    return getattr(transformers, f"{names[family]}ForCausalLM")
+
+
+def replace_model(method: str, families: list[str] | tuple[str, ...] | None = None, **options: Any) -> None:
+    """Every model of `families` (default: all) built from now on carries `method`, until `restore()`.
+
+    Takes the options of `attach`, which are checked at once.
+    """
+    make_plan(method, **{k: v for k, v in options.items() if k != "attn_implementation"})
+    for family in families or FAMILIES:
+        cls = _causal_lm(family)
+        stock = _wrapped_inits.setdefault(cls, cls.__init__)
+
+        @functools.wraps(stock)
+        def init(self: PreTrainedModel, *args: Any, _stock: Callable[..., None] = stock, **kwargs: Any) -> None:
+            _stock(self, *args, **kwargs)
+            attach(self, method, **options)
+
+        cls.__init__ = init
+
+
+def replace_llama(method: str, **options: Any) -> None:
+    """Llama models built from now on carry `method`; the original project's call, made before loading."""
+    replace_model(method, ["llama"], **options)
+
+
+def replace_mistral(method: str, **options: Any) -> None:
+    """Mistral models built from now on carry `method`; the original project's call, made before loading."""
+    replace_model(method, ["mistral"], **options)
+
+
+def restore() -> None:
+    """Undoes every `replace_*` and detaches every live model."""
+    for cls, stock in _wrapped_inits.items():
+        cls.__init__ = stock
+    _wrapped_inits.clear()
+    for model in list(_attached):
+        detach(model)
