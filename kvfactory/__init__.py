@@ -1,10 +1,10 @@
 """kvfactory: every published KV-cache reduction method on the same model, prompts, budget and byte count.
 
-    from kvfactory import attach, detach, generate
-    attach(model, method="snapkv", max_capacity_prompt=256, kv_cache_granularity="kv_head")
-    out = generate(model, input_ids, max_new_tokens=64)
-    print(out.cache.nbytes, out.cache.kept_tokens)
-    detach(model)
+from kvfactory import attach, detach, generate
+attach(model, method="snapkv", max_capacity_prompt=256, kv_cache_granularity="kv_head")
+out = generate(model, input_ids, max_new_tokens=64)
+print(out.cache.nbytes, out.cache.kept_tokens)
+detach(model)
 """
 
 from __future__ import annotations

@@ -34,14 +34,14 @@ class Budget:
         if self.tokens is not None and self.tokens < 1:
             raise ValueError(f"--max_capacity_prompts {self.tokens} keeps nothing: give at least 1 token per head")
         if self.ratio is not None and not 0 < self.ratio <= 1:
-            raise ValueError(f"--max_capacity_prompts_ratio {self.ratio} is not in (0, 1], the fraction of the prompt kept")
+            raise ValueError(
+                f"--max_capacity_prompts_ratio {self.ratio} is not in (0, 1], the fraction of the prompt kept"
+            )
         if self.bytes_percent is not None and not 0 < self.bytes_percent <= 100:
             raise ValueError(f"--budget_bytes {self.bytes_percent}% is not in (0, 100], the share of FullKV's bytes")
 
     @classmethod
-    def of(
-        cls, tokens: int | None = None, ratio: float | None = None, bytes_percent: float | None = None
-    ) -> Budget:
+    def of(cls, tokens: int | None = None, ratio: float | None = None, bytes_percent: float | None = None) -> Budget:
         """A budget from optional parts: -1 tokens counts as not given, and nothing given means 512 tokens."""
         tokens = None if tokens == -1 else tokens
         if tokens is None and ratio is None and bytes_percent is None:

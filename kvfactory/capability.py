@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STAGES = ("none", "prompt-evict", "decode-evict", "decode-select", "sparse-prefill", "channel", "cross-layer", "storage")
+STAGES = (
+    "none",
+    "prompt-evict",
+    "decode-evict",
+    "decode-select",
+    "sparse-prefill",
+    "channel",
+    "cross-layer",
+    "storage",
+)
 BUDGET_MEANINGS = ("slots per head", "mean over layers", "mean over heads", "tokens attended", "none")
 GRANULARITIES = ("query_head", "kv_head")
 BACKENDS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")
@@ -65,10 +74,6 @@ def check_combination(
     check_choice("attn_implementation", backend, BACKENDS)
     check_choice("kv_cache_granularity", granularity, GRANULARITIES)
     check_choice("gqa_score_agg", gqa_score_agg, ("mean", "max", "sum"))
-    if gqa_score_agg != "mean" and not capability.reads_queries:
-        raise ValueError(
-            f"--gqa_score_agg {gqa_score_agg} is not read by {method}, whose selection does not depend on the query heads"
-        )
     if backend not in capability.backends:
         raise ValueError(
             f"{method} does not run on --attn_implementation {backend}; use one of {', '.join(capability.backends)}"

@@ -106,7 +106,7 @@ def stop_ids(model: PreTrainedModel, eos_token_id: int | Sequence[int] | None) -
 
 @torch.no_grad()
 def prefill(model: PreTrainedModel, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
-    """Runs a prompt ids (1, S) through the model, filling and compressing `cache` -> float32 logits (1, V) of its last token."""
+    """Runs a prompt ids (1, S), filling and compressing `cache` -> float32 logits (1, V) of the last token."""
     out = model(input_ids=ids, use_cache=True, logits_to_keep=1, **{cache_keyword(model): cache})
     return out.logits[:, -1].float()
 
@@ -205,11 +205,15 @@ def generate(
     """
     attachment: Attachment | None = get_attachment(model)
     if attachment is None:
-        raise ValueError("no method is attached to this model: call attach(model, method=...) first, e.g. method='fullkv'")
+        raise ValueError(
+            "no method is attached to this model: call attach(model, method=...) first, e.g. method='fullkv'"
+        )
     if decode not in DECODE_PATHS:
         raise ValueError(f"--decode {decode!r} is not one of {', '.join(DECODE_PATHS)}")
     if max_new_tokens < 1 or not 0 <= min_new_tokens <= max_new_tokens:
-        raise ValueError(f"max_new_tokens={max_new_tokens}, min_new_tokens={min_new_tokens}: need 0 <= min <= max, max >= 1")
+        raise ValueError(
+            f"max_new_tokens={max_new_tokens}, min_new_tokens={min_new_tokens}: need 0 <= min <= max, max >= 1"
+        )
     prompts = _as_rows(input_ids)
     names = [example_id or ""] * len(prompts) if example_id is None or isinstance(example_id, str) else list(example_id)
     if len(names) != len(prompts):

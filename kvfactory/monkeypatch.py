@@ -135,8 +135,8 @@ class Attachment:
         model.set_attn_implementation(ATTENTION_NAME)
         if model.config._attn_implementation != ATTENTION_NAME:
             raise ValueError(
-                f"{type(model).__name__} does not take its attention from transformers' AttentionInterface, so no method "
-                f"can be attached; supported families: {', '.join(FAMILIES)}"
+                f"{type(model).__name__} does not take its attention from transformers' AttentionInterface, so no "
+                f"method can be attached; supported families: {', '.join(FAMILIES)}"
             )
         for module in modules.values():
             module.kv_backend = backend
@@ -196,8 +196,8 @@ class Attachment:
                     continue
                 if cache.get_seq_length() > 0:
                     raise ValueError(
-                        f"a {type(cache).__name__} with {cache.get_seq_length()} tokens was filled without {self.plan.method}; "
-                        "start from an empty cache while a method is attached"
+                        f"a {type(cache).__name__} with {cache.get_seq_length()} tokens was filled without "
+                        f"{self.plan.method}; start from an empty cache while a method is attached"
                     )
                 cache = kwargs[name] = self.new_cache()
             elif cache.attachment is not self:
@@ -209,8 +209,8 @@ class Attachment:
         prompt = cache.get_seq_length() == 0
         if prompt and mask is not None and self.plan.cluster.capability.stage != "none" and not bool(mask.all()):
             raise ValueError(
-                f"{self.plan.method} would score padding tokens: pass prompts one by one, or several of the same length, "
-                "or use kvfactory.generate, which takes a list of prompts of any lengths"
+                f"{self.plan.method} would score padding tokens: pass prompts one by one, or several of the same "
+                "length, or use kvfactory.generate, which takes a list of prompts of any lengths"
             )
 
     def remove(self) -> None:
@@ -230,7 +230,8 @@ def _attention_modules(model: PreTrainedModel) -> dict[int, nn.Module]:
             found[module.layer_idx] = module
     if not found:
         raise ValueError(
-            f"{type(model).__name__} has no attention layers that kvfactory knows; supported families: {', '.join(FAMILIES)}"
+            f"{type(model).__name__} has no attention layers that kvfactory knows; "
+            f"supported families: {', '.join(FAMILIES)}"
         )
     return dict(sorted(found.items()))
 
@@ -245,12 +246,15 @@ def get_attachment(model: nn.Module) -> Attachment | None:
     return model.__dict__.get(_ATTACHMENT)
 
 
-def attach(model: PreTrainedModel, method: str, *, attn_implementation: str | None = None, **options: Any) -> Attachment:
+def attach(
+    model: PreTrainedModel, method: str, *, attn_implementation: str | None = None, **options: Any
+) -> Attachment:
     """Attaches a method to a loaded model; `model.generate` and `kvfactory.generate` then use it.
 
     Args:
         method: name in any case, see `kvfactory.list_methods()`.
-        attn_implementation: eager, sdpa, flash_attention_2 or flash_attention_3; default what the model was loaded with.
+        attn_implementation: eager, sdpa, flash_attention_2 or flash_attention_3; default what the model was loaded
+            with.
         options: `max_capacity_prompt`, `kv_cache_granularity`, `gqa_score_agg`, `preset`, `seed` and the method's own
             settings, as in `kvfactory.plan.make_plan`.
 
@@ -259,7 +263,9 @@ def attach(model: PreTrainedModel, method: str, *, attn_implementation: str | No
             already has a method.
     """
     if get_attachment(model) is not None:
-        raise ValueError(f"{get_attachment(model).plan.method} is attached to this model already; call detach(model) first")
+        raise ValueError(
+            f"{get_attachment(model).plan.method} is attached to this model already; call detach(model) first"
+        )
     backend = attn_implementation or model.config._attn_implementation
     return attach_plan(model, make_plan(method, attn_implementation=backend, **options), backend)
 
@@ -296,7 +302,14 @@ def detach(model: PreTrainedModel) -> None:
 def _causal_lm(family: str) -> type[PreTrainedModel]:
     import transformers
 
-    names = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "mixtral": "Mixtral", "phi3": "Phi3"}
+    names = {
+        "llama": "Llama",
+        "mistral": "Mistral",
+        "qwen2": "Qwen2",
+        "qwen3": "Qwen3",
+        "mixtral": "Mixtral",
+        "phi3": "Phi3",
+    }
     if family not in names:
         raise ValueError(f"unknown model family {family!r}; known: {', '.join(FAMILIES)}")
     return getattr(transformers, f"{names[family]}ForCausalLM")

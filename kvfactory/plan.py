@@ -50,7 +50,11 @@ class Plan:
         if not self.uses_budget:
             told.append(f"{self.method} keeps every token: the budget has no effect")
         if self.granularity == "query_head" and capability.same_for_all_heads:
-            told.append(f"{self.method} keeps the same tokens for all query heads: stored at kv heads, query_head has no effect")
+            told.append(
+                f"{self.method} keeps the same tokens for all query heads: stored at kv heads, query_head has no effect"
+            )
+        if self.gqa_score_agg != "mean" and not capability.reads_queries:
+            told.append(f"{self.method} does not score by queries: gqa_score_agg has no effect")
         return told
 
     def build(self, shape: LayerShape) -> KVCluster:

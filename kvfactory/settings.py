@@ -98,7 +98,7 @@ def parse_switch(text: str) -> bool:
 
 
 def parse_ints(text: str) -> tuple[int, ...]:
-    """"0,1" -> (0, 1); "none" or "" -> ()."""
+    """ "0,1" -> (0, 1); "none" or "" -> ()."""
     if text.strip().lower() in ("", "none"):
         return ()
     return tuple(int(part) for part in text.split(","))

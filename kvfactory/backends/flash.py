@@ -46,7 +46,9 @@ def make_attend(name: str) -> Backend:
         if mask is not None:
             return sdpa_attend(q, k, v, scale=scale, causal=causal, mask=mask)
         if q.dtype not in (torch.float16, torch.bfloat16):
-            raise ValueError(f"--attn_implementation {name} needs float16 or bfloat16, not {q.dtype}; use sdpa or --dtype")
+            raise ValueError(
+                f"--attn_implementation {name} needs float16 or bfloat16, not {q.dtype}; use sdpa or --dtype"
+            )
         out = kernel(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), softmax_scale=scale, causal=causal)
         return out[0] if isinstance(out, tuple) else out
 

@@ -79,7 +79,9 @@ class KVLayer(CacheLayerMixin):
         self.seen, self.store, self.is_initialized = 0, None, False
 
     def _refuse(self, what: str) -> None:
-        raise ValueError(f"{what} needs the whole cache of every beam or draft, which an attached kvfactory cache is not; use greedy decoding")
+        raise ValueError(
+            f"{what} moves cached tokens around, which an attached kvfactory cache cannot follow; use greedy decoding"
+        )
 
     def reorder_cache(self, *args: Any) -> None:
         self._refuse("beam search")

@@ -77,6 +77,24 @@ class Kept:
     values: torch.Tensor | None = None
 
 
+@dataclass
+class RaggedKept:
+    """What a layer keeps when its heads keep different numbers of tokens.
+
+    Segments lie back to back, one per (row, stored head), row-major.
+
+    Attributes:
+        indices: (N,) int64 kept positions, ascending inside a segment.
+        lengths: (B * Hs,) int64 tokens per segment, on the CPU.
+        keys, values: (N, D) replacements for the gathered rows, where a method changes them.
+    """
+
+    indices: torch.Tensor
+    lengths: torch.Tensor
+    keys: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+
+
 class KVCluster:
     """One method at one layer. The default hooks keep everything and see everything (FullKV)."""
 
@@ -104,7 +122,9 @@ class KVCluster:
         """Kept prompt tokens per stored head of this layer, known before the prompt runs."""
         return [ctx.prompt_len] * self.shape.num_kv_heads
 
-    def compress(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> Kept | None:
+    def compress(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext
+    ) -> Kept | RaggedKept | None:
         """Called once, after the prompt's attention, with the layer's full tensors, which it must not change.
 
         Returns:

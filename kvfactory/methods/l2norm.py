@@ -23,7 +23,9 @@ class L2Norm(TokenSelector):
     @dataclass(frozen=True)
     class Settings(MethodSettings):
         skip_layers: tuple[int, ...] = setting(
-            (0, 1), "layers that are not compressed, counted among the full-attention layers", authors=Cell((0, 1), "read")
+            (0, 1),
+            "layers that are not compressed, counted among the full-attention layers",
+            authors=Cell((0, 1), "read"),
         )
         l2_recent: int = setting(0, "most recent tokens that are always kept, inside the budget")
         l2_equalize: bool = setting(
@@ -57,7 +59,7 @@ class L2Norm(TokenSelector):
         if share <= self.settings.l2_recent:
             raise ValueError(
                 f"--l2_equalize leaves {share} tokens per layer for a prompt of {ctx.prompt_len} tokens at a budget of "
-                f"{ctx.budget}: the {len(skipped)} skipped layers already hold more; raise the budget or set --skip_layers none"
+                f"{ctx.budget}: the skipped layers already hold more; raise the budget or set --skip_layers none"
             )
         return share
 

@@ -28,7 +28,9 @@ class PyramidKV(SnapKV):
             20, "steepness: the top layer gets 1/beta of the mean past budget", authors=Cell(20, "read")
         )
         pyramid_rounding: str = setting(
-            "floor", "floor as published, or exact: layer budgets add up to the nominal total", choices=("floor", "exact")
+            "floor",
+            "floor as published, or exact: layer budgets add up to the nominal total",
+            choices=("floor", "exact"),
         )
         pyramid_mid_branch: str = setting(
             "uniform",

@@ -29,7 +29,9 @@ class WindowSettings(MethodSettings):
     def validate(self, budget: int | None) -> None:
         check_window(self.window_size, budget)
         if self.kernel_size < 1 or self.kernel_size % 2 == 0:
-            raise ValueError(f"--kernel_size {self.kernel_size} must be odd and positive, so that pooling keeps positions")
+            raise ValueError(
+                f"--kernel_size {self.kernel_size} must be odd and positive, so that pooling keeps positions"
+            )
 
 
 def check_window(window: int, budget: int | None) -> None:
@@ -38,7 +40,7 @@ def check_window(window: int, budget: int | None) -> None:
         raise ValueError(f"--window_size {window} observes nothing: give at least 1")
     if budget is not None and budget <= window:
         raise ValueError(
-            f"--max_capacity_prompts {budget} must be larger than the window of {window} tokens, which is kept inside it "
+            f"--max_capacity_prompts {budget} must be larger than the window of {window} tokens that is kept inside it "
             "(--window_size)"
         )
 
