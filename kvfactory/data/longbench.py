@@ -82,8 +82,8 @@ def locate_data(data_dir: str | Path | None, datasets: Iterable[str]) -> dict[st
 def read_dataset(path: str | Path, dataset: str) -> list[dict]:
     """All records of one file, checked to the last line, with the eight official fields and no others.
 
-    Lines end at "\\n" alone, so U+2028, U+000B and the like inside strings stay data; a byte-order mark, CRLF, blank
-    lines and an empty answer list are accepted.
+    Lines end at "\\n" alone, so U+2028, U+000B and the like inside strings stay data (escaped or not); a byte-order
+    mark, CRLF, blank lines and an empty answer list are accepted.
 
     Raises:
         ValueError: an unreadable file, or the first bad line (named by file and line): not UTF-8, broken JSON, not
@@ -111,7 +111,7 @@ def read_dataset(path: str | Path, dataset: str) -> list[dict]:
 
 def _parse(raw: bytes, where: str) -> dict:
     try:
-        record = json.loads(raw.decode("utf-8"))
+        record = json.loads(raw.decode("utf-8"), strict=False)
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8 text (byte {error.start + 1} of the line: {error.reason}).") from error
     except json.JSONDecodeError as error:

@@ -82,8 +82,8 @@ def model_family(model_config, tokenizer) -> str:
     """ "llama2", "llama3", "mistral", or the config's model_type for all others.
 
     Many models share Llama's model_type (SmolLM2, Vicuna, Yi ...), so the tokenizer decides: Llama-3's header token
-    makes it "llama3"; BOS `<s>` with the SentencePiece byte tokens and a template that is absent or uses `[INST]`
-    makes it "llama2".
+    makes it "llama3"; a template that uses `[INST]`, or no template with BOS `<s>` and SentencePiece's byte tokens
+    (a base model), makes it "llama2".
     """
     model_type = str(getattr(model_config, "model_type", "") or "unknown")
     if model_type != "llama":
@@ -92,10 +92,9 @@ def model_family(model_config, tokenizer) -> str:
     if _HEADER_TOKEN in vocabulary:
         return "llama3"
     template = chat_template_text(tokenizer)
-    llama2_template = template is None or "[INST]" in template
-    if tokenizer.bos_token == "<s>" and "<0x0A>" in vocabulary and llama2_template:
-        return "llama2"
-    return model_type
+    if template is None:
+        return "llama2" if tokenizer.bos_token == "<s>" and "<0x0A>" in vocabulary else model_type
+    return "llama2" if "[INST]" in template else model_type
 
 
 def choose_wrap(
@@ -146,8 +145,8 @@ def choose_wrap(
             wrap = _from_tokenizer(tokenizer, template, thinking, budget, force_chat)
     if budget and not wrap.thinking:
         raise ValueError(
-            f"--thinking {thinking}: the prompt form in use ({wrap.kind}) has no thinking block; use --thinking off, or "
-            "a model whose chat template has one."
+            f"--thinking {thinking}: the prompt form in use ({wrap.kind}) has no thinking block; use --thinking off "
+            "or a model whose chat template has one."
         )
     return wrap
 
