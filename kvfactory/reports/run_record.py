@@ -1,0 +1,213 @@
+"""The run record, `meta/{label}.json`: what every result file of this label was made with.
+
+    {"label": ..., "shard": [K, N] or null,
+     "settings": {...},                    all result-relevant settings, resolved; model, tokenizer, template hashes
+     "notes": [...],                       sentences for the reader, e.g. a recalled value in force
+     "datasets": {name: {"examples": n, "sha256": ..., ...}},
+     "counts": {name: {"truncated": n, ...}},
+     "segments": [{"id", "start", "end", "exit", "overwrite", "argv", "versions", "code", "hardware", ...}],
+     "replaced": [{"at": ..., "settings": {...}, "datasets": {...}}]}      what --overwrite put aside
+
+A run that goes on under other settings or on other data is refused. Two processes may work on different datasets of
+one label at the same time, so each change is read, merged and replaced under a short lock.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from kvfactory.reports.files import FileLock, json_bytes, write_atomically
+from kvfactory.reports.run_paths import RunPaths
+
+NOT_COMPARED = ("examples",)  # of a dataset's facts: a resumed run may go further than the one before
+_ABSENT = object()
+
+
+def load_record(path: Path) -> dict[str, Any] | None:
+    """The record at `path`, None when there is none; ValueError naming file and reason when it cannot be read."""
+    try:
+        record = json.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(f"cannot read the run record {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"the run record {path} is broken ({error}): delete it and its results") from error
+    expected = {"settings": dict, "notes": list, "datasets": dict, "counts": dict, "segments": list, "replaced": list}
+    wrong = [k for k, kind in expected.items() if not isinstance(record, dict) or not isinstance(record.get(k), kind)]
+    if wrong:
+        raise ValueError(f"{path} is no run record: it lacks {', '.join(wrong)}; delete it and its results")
+    return record
+
+
+def save_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write the record whole; the caller holds its lock."""
+    write_atomically(path, json_bytes(record, indent=1) + b"\n")
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """One phrase for each key whose values differ, nested keys dotted: `window_size: 8 on record, now 32`."""
+    for key in sorted({*old, *new}):
+        a, b = old.get(key, _ABSENT), new.get(key, _ABSENT)
+        if isinstance(a, dict) and isinstance(b, dict):
+            yield from differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            yield f"{prefix}{key}: {_shown(a, b)} on record, now {_shown(b, a)}"
+
+
+def _shown(value: Any, other: Any) -> str:
+    """`value` short enough for a message, cut so that the place where it parts from `other` stays visible."""
+    if value is _ABSENT:
+        return "nothing"
+    text, beside = (json.dumps(v, ensure_ascii=True) if v is not _ABSENT else "" for v in (value, other))
+    if len(text) <= 80:
+        return text
+    same = next((i for i, (a, b) in enumerate(zip(text, beside, strict=False)) if a != b), 0)
+    start = max(0, same - 20)
+    return ("..." if start else "") + text[start : start + 74] + "..."
+
+
+class RunRecord:
+    """The record at `paths.meta`; nothing is written before `start`."""
+
+    def __init__(self, paths: RunPaths):
+        self.paths = paths
+        self.segment = uuid.uuid4().hex[:12]
+        self._started = False
+
+    def check(
+        self, settings: Mapping[str, Any], datasets: Mapping[str, Mapping[str, Any]], overwrite: bool = False
+    ) -> None:
+        """Refuse to add to results that were made otherwise.
+
+        Args:
+            settings: every result-relevant setting, resolved, JSON values only; nested dicts are compared key by key.
+            datasets: facts per dataset of this run (`examples`, `sha256`, ...); of those on both sides all but
+                `examples` must agree.
+            overwrite: the results of `datasets` are about to be discarded; refused only when results of further
+                datasets would be left under settings that are not theirs.
+
+        Raises:
+            ValueError: names the record and each differing key with both values.
+        """
+        self._check(load_record(self.paths.meta), _plain(settings), _plain(datasets), overwrite)
+
+    def _check(self, record: dict | None, settings: dict, datasets: dict, overwrite: bool) -> None:
+        recorded = record["datasets"] if record else {}
+        changed = list(differences(record["settings"], settings)) if record else []
+        if overwrite:
+            left = [d for d in recorded if d not in datasets and self.paths.results(d).exists()]
+            if changed and left:
+                raise ValueError(
+                    f"--overwrite of {', '.join(datasets)} would leave results on {', '.join(left)} beside a record "
+                    f"that is not theirs ({'; '.join(changed)}): add them to --datasets, or choose another --run_name"
+                )
+            return
+        for name, facts in datasets.items():
+            if name in recorded:
+                both = [k for k in facts if k in recorded[name] and k not in NOT_COMPARED]
+                changed += differences({k: recorded[name][k] for k in both}, {k: facts[k] for k in both}, f"{name}.")
+            elif self.paths.results(name).exists():
+                raise ValueError(
+                    f"{self.paths.results(name)} holds results, but {self.paths.meta} does not say how they were "
+                    "made: move them away, or start again with --overwrite"
+                )
+        if changed:
+            raise ValueError(
+                f"{self.paths.meta} was made with other settings or data ({'; '.join(changed)}): replace its results "
+                "with --overwrite, or keep them with another --run_name or --save_dir"
+            )
+
+    def start(
+        self,
+        settings: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        datasets: Mapping[str, Mapping[str, Any]],
+        overwrite: bool = False,
+    ) -> None:
+        """`check`, then write the record with a new segment; with `overwrite` what differs moves to `replaced`.
+
+        Args:
+            environment: from `kvfactory.reports.environment.collect_environment`.
+        """
+        settings, datasets = _plain(settings), _plain(datasets)
+
+        def begin(record: dict[str, Any]) -> None:
+            known = record["segments"] or record["datasets"]
+            self._check(record if known else None, settings, datasets, overwrite)
+            again = {d: record["datasets"].pop(d) for d in datasets if overwrite and d in record["datasets"]}
+            if known and (again or record["settings"] != settings):
+                old = {"at": _now(), "settings": record["settings"], "datasets": again}
+                record["replaced"].append(old)
+            for name in again:
+                record["counts"].pop(name, None)
+            if record["settings"] != settings:
+                record["datasets"], record["counts"] = {}, {}  # their results are gone, `_check` has seen to that
+            record["settings"] = settings
+            for name, facts in datasets.items():
+                record["datasets"][name] = record["datasets"].get(name, {}) | facts
+            segment = {"id": self.segment, "start": _now(), "end": None, "exit": None, "overwrite": overwrite}
+            record["segments"].append(segment | _plain(environment))
+
+        self._change(begin)
+        self._started = True
+
+    def update(self, dataset: str, **counts: int | float) -> None:
+        """Set counters of one dataset, e.g. `truncated=12`; they add up when shards are joined."""
+        self._change(lambda record: record["counts"].setdefault(dataset, {}).update(_plain(counts)))
+
+    def note(self, sentence: str) -> None:
+        """Add one sentence for the reader of the record, once."""
+
+        def add(record: dict[str, Any]) -> None:
+            if sentence not in record["notes"]:
+                record["notes"].append(sentence)
+
+        self._change(add)
+
+    def close(self, exit_code: int | None = None) -> None:
+        """Note this segment's end; without `start`, nothing."""
+        if not self._started:
+            return
+
+        def end(record: dict[str, Any]) -> None:
+            for segment in record["segments"]:
+                if segment["id"] == self.segment:
+                    segment.update(end=_now(), exit=exit_code)
+
+        self._change(end)
+        self._started = False
+
+    def _change(self, change: Callable[[dict[str, Any]], None]) -> None:
+        with FileLock(self.paths.meta, wait=True):
+            record = load_record(self.paths.meta) or empty_record(self.paths)
+            change(record)
+            save_record(self.paths.meta, record)
+
+
+def empty_record(paths: RunPaths) -> dict[str, Any]:
+    """A record before its first segment."""
+    return {
+        "label": paths.label,
+        "shard": None if paths.shard is None else list(paths.shard),
+        "settings": {},
+        "notes": [],
+        "datasets": {},
+        "counts": {},
+        "segments": [],
+        "replaced": [],
+    }
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """`value` as JSON gives it back, so that a tuple equals the list on record; ValueError on a float not finite."""
+    return json.loads(json_bytes(value))
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

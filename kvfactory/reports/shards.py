@@ -1,0 +1,154 @@
+"""Joining shards: `{label}.shardKofN.json` of every dataset, and their run records, become the unsharded run's files.
+
+Example i belongs to shard i mod N, as in LongBench's own multi-process runner (`data[rank::world_size]`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from kvfactory.reports.files import FileLock, write_atomically
+from kvfactory.reports.records import Line, effective_lines, in_order, read_lines
+from kvfactory.reports.run_paths import RunPaths, split_shard
+from kvfactory.reports.run_record import NOT_COMPARED, differences, empty_record, load_record, save_record
+
+
+def shard_share(order: Sequence[str], shard: tuple[int, int] | None) -> list[str]:
+    """The part of `order` that belongs to shard (K, N); all of it for None."""
+    return list(order) if shard is None else list(order[shard[0] :: shard[1]])
+
+
+def merge_shards(paths: RunPaths, orders: Mapping[str, Sequence[str]]) -> list[Path]:
+    """Join all shards of a run; the result equals an unsharded run's, and a merge cut short can be run again.
+
+    Shard files are removed when everything they hold is in place, shard records when no results of theirs are left.
+
+    Args:
+        paths: paths of the whole run (its `shard` is ignored).
+        orders: per dataset all `_id`s in data order.
+
+    Returns:
+        The merged result files.
+
+    Raises:
+        FileInUse: a shard is still running.
+        ValueError: a shard is missing or unfinished, the shards' settings or data differ, or other results are in
+            the way; nothing is written then.
+    """
+    paths = paths.for_shard(None)
+    count = _count(paths, orders)
+    shards = [paths.for_shard((k, count)) for k in range(count)]
+    with ExitStack() as owned:
+        # result files before records, in every process, so that two of them cannot wait for each other
+        for name in orders:
+            for part in (paths, *shards):
+                owned.enter_context(FileLock(part.results(name)))
+        for part in (paths, *shards):
+            owned.enter_context(FileLock(part.meta, wait=True))
+        contents = {name: _join(paths, shards, name, order) for name, order in orders.items()}
+        record = _join_records(paths, shards, orders)
+        # the record first: results without one are refused, a record without results is only an unfinished run
+        save_record(paths.meta, record)
+        for name, content in contents.items():
+            if content is not None:
+                write_atomically(paths.results(name), content)
+        for part in shards:
+            for name in orders:
+                part.results(name).unlink(missing_ok=True)
+            if not any(part.results(name).exists() for name in record["datasets"]):
+                part.meta.unlink(missing_ok=True)
+    return [paths.results(name) for name in orders if paths.results(name).exists()]
+
+
+def _count(paths: RunPaths, orders: Mapping[str, Sequence[str]]) -> int:
+    """Number of shards, from the names of the files that are there."""
+    counts = set()
+    for folder in (paths.meta.parent, *(paths.results(name).parent for name in orders)):
+        for file in folder.glob("*.json") if folder.is_dir() else ():
+            label, shard = split_shard(file.stem)
+            if label == paths.label and shard:
+                counts.add(shard[1])
+    if not counts:
+        raise ValueError(f"no shards of {paths.label} below {paths.folder}: there is nothing to merge")
+    if len(counts) > 1:
+        raise ValueError(
+            f"{paths.folder} holds shards of {paths.label} from runs with --num_shards "
+            f"{' and '.join(map(str, sorted(counts)))}: remove those of one run"
+        )
+    return counts.pop()
+
+
+def _join(paths: RunPaths, shards: list[RunPaths], name: str, order: Sequence[str]) -> bytes | None:
+    """Content of the merged file of one dataset; None when it is already in place."""
+    lines: list[Line] = []
+    absent: str | None = None
+    for part in shards:
+        file, share = part.results(name), set(shard_share(order, part.shard))
+        found = read_lines(file)[0]
+        lines += found
+        ids = {line.row["_id"] for line in found}
+        k, n = part.shard or (0, 1)
+        if ids - share:
+            raise ValueError(
+                f"{file} holds _id {min(ids - share)!r}, which is not in shard {k} of {n} of this data: "
+                "merge with the data and --max_num_examples of the run"
+            )
+        if share - ids and absent is None:
+            what = "is missing" if not found else f"lacks {len(share - ids)} of its {len(share)} examples"
+            absent = f"shard {k} of {n} on {name} {what} ({file}): run it again with --shard_id {k}, then merge"
+    target = paths.results(name)
+    merged = in_order(lines, order)
+    if target.exists():
+        present = effective_lines(read_lines(target)[0])
+        if set(present) == set(order) and all(present[i].raw == line.raw for i, line in effective_lines(lines).items()):
+            return None  # a merge that was killed while it removed the shards
+        raise ValueError(f"{target} already holds other results than the shards beside it: move one or the other away")
+    if absent:
+        raise ValueError(absent)
+    return merged
+
+
+def _join_records(paths: RunPaths, shards: list[RunPaths], orders: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The merged record; ValueError when the shards were not made alike."""
+    records = {}
+    for part in shards:
+        record = load_record(part.meta)
+        if record is None and any(part.results(name).exists() for name in orders):
+            raise ValueError(f"{part.meta} is missing, so nothing says how that shard's results were made")
+        if record is not None:
+            records[part] = record
+    merged = load_record(paths.meta)
+    if not records:
+        if merged is None:
+            raise ValueError(f"no run record of {paths.label} below {paths.meta.parent}: the shards cannot be merged")
+        return merged
+    reference, of = (merged, paths.meta) if merged is not None else next((r, p.meta) for p, r in records.items())
+    joined = merged or empty_record(paths) | {"settings": reference["settings"]}
+    known = {segment["id"] for segment in joined["segments"]}
+    counts: dict[str, dict[str, float]] = {}
+    for part, record in records.items():
+        changed = list(differences(reference["settings"], record["settings"]))
+        for name, facts in record["datasets"].items():
+            there = joined["datasets"].setdefault(name, dict(facts))
+            changed += differences(_compared(there), _compared(facts), f"{name}.")
+        if changed:
+            raise ValueError(f"{part.meta} and {of} were not made alike ({'; '.join(changed)}): they cannot be merged")
+        joined["notes"] += [note for note in record["notes"] if note not in joined["notes"]]
+        joined["segments"] += [s | {"shard": list(part.shard)} for s in record["segments"] if s["id"] not in known]
+        joined["replaced"] += [old for old in record["replaced"] if old not in joined["replaced"]]
+        for name, values in record["counts"].items():
+            total = counts.setdefault(name, {})
+            for key, value in values.items():
+                total[key] = total.get(key, 0) + value
+    if len(records) == len(shards):  # else these sums are in `merged` since the merge that was cut short
+        joined["counts"].update({name: counts[name] for name in counts if name in orders})
+    for name, order in orders.items():
+        joined["datasets"].setdefault(name, {})["examples"] = len(order)
+    return joined
+
+
+def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in facts.items() if key not in NOT_COMPARED}
