@@ -204,8 +204,11 @@ def test_incomplete_datasets_are_marked(cli, tmp_path):
 
 def test_captions_come_from_the_run_record(cli, tmp_path):
     record = {"preset": "factory", "protocol": "longbench", "prompts": "kvfactory"}
-    write(tmp_path / "meta" / "SnapKV.json", [{**record, "kv_cache_granularity": "query_head"}])
-    write(tmp_path / "meta" / "h2o+kv_head.json", [{"settings": {**record, "preset": "paper"}}])
+    write(tmp_path / "meta" / "SnapKV.json", [{**record, "granularity": "query_head", "notes": ["a recalled beta"]}])
+    write(
+        tmp_path / "meta" / "h2o+kv_head.json",
+        [{"settings": {**record, "preset": "paper", "kv_cache_granularity": "kv_head"}}],
+    )
     for name in ("SnapKV", "H2O+kv_head"):
         write(tmp_path / "hotpotqa" / f"{name}.json", share(1, 2))
     assert run(cli, "--results_dir", tmp_path) == 0
@@ -213,6 +216,7 @@ def test_captions_come_from_the_run_record(cli, tmp_path):
     assert "- preset: paper (H2O+kv_head); factory (SnapKV)\n" in text
     assert "- protocol: longbench\n- prompts: kvfactory\n" in text
     assert "not comparable with published ones" in text
+    assert "- note: SnapKV: a recalled beta\n" in text
     assert "| SnapKV (query_head) |" in text and "| H2O+kv_head " in text
     write(tmp_path / "meta" / "SnapKV.json", [{**record, "prompts": "longbench"}])
     write(tmp_path / "meta" / "h2o+kv_head.json", [{**record, "prompts": "longbench"}])
@@ -252,6 +256,9 @@ def test_terminal_output_breaks_into_blocks_that_fit(cli, tmp_path, monkeypatch,
     assert run(cli, "--results_dir", tmp_path) == 0
     tables = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert max(map(len, tables)) <= 60
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+    assert run(cli, "--results_dir", tmp_path) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) > 60  # a pipe gets whole lines
     assert sum("narrativeqa" in line for line in tables) == 2  # scores and standard errors
     assert (tmp_path / "results.md").read_text(encoding="utf-8").count("| method") == 3
 

@@ -211,6 +211,8 @@ def score_run(run: RunFolder, errors_as_zero: bool = False, extra: bool = False)
                 files[dataset], dataset, planned_examples(record, dataset), errors_as_zero, extra
             )
             notes += cells[dataset].notes
+        recorded = (record or {}).get("notes")
+        notes += [f"{label}: {note}" for note in recorded] if isinstance(recorded, list) else []
         facts = {fact: record_value(record, *keys) for fact, keys in _CAPTION_KEYS.items()}
         rows.append(MethodRow(run.name, label, cells, _granularity(label, record, cells), facts))
     return EvalTable(run.name, rows, notes)

@@ -27,18 +27,18 @@ def write(path, rows):
 
 def test_compare_two_files(tmp_path):
     a = write(tmp_path / "hotpotqa" / "FullKV.json", share(3, 6))
-    b = write(tmp_path / "hotpotqa" / "snapkv.json", [row(9), *(row(i, i in (0, 3, 4)) for i in (5, 4, 3, 2, 1, 0))])
+    b = write(tmp_path / "hotpotqa" / "snapkv.json", [row(9), *(row(i, i in (0, 1, 3, 4)) for i in (5, 4, 3, 2, 1, 0))])
     (d,) = compare_paths(a, b)
     assert (d.name_a, d.name_b, d.n, d.alone) == ("FullKV", "SnapKV", 6, 1)
-    assert (d.score_a, d.score_b, d.difference) == (50.0, 50.0, 0.0)
-    assert (d.wins, d.ties, d.losses) == (2, 2, 2)
+    assert (d.score_a, d.score_b, d.difference) == pytest.approx((50.0, 200 / 3, 50 / 3), abs=1e-12)
+    assert (d.wins, d.ties, d.losses) == (2, 3, 1)
     # the same resampling written out: 1000 draws from generator 0 over the differences in A's order
-    change = 100 * np.array([0, -1, -1, 1, 1, 0])
+    change = 100 * np.array([0, 0, -1, 1, 1, 0])
     rng = np.random.default_rng(0)
     means = [change[rng.integers(0, 6, 6)].mean() for _ in range(1000)]
     assert (d.low, d.high) == tuple(np.percentile(means, [2.5, 97.5]))
     text = format_comparison([d], "A.json", "B.json")
-    assert "| hotpotqa | FullKV -> SnapKV |   6 | 50.00 | 50.00 | +0.00 |" in text and "1000 draws, seed 0" in text
+    assert "| hotpotqa | FullKV -> SnapKV |   6 | 50.00 | 66.67 | +16.67 |" in text and "1000 draws, seed 0" in text
 
 
 def test_nothing_in_common_is_an_empty_line(tmp_path):
