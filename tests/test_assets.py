@@ -203,6 +203,9 @@ def test_conversion_splits_digits_and_adds_no_bos(tiny):
         "<|im_end|>",
     ]
     assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "x"
+    special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
+    assert special == ("<|im_start|>", "<|im_end|>", "<|im_end|>", "<|endoftext|>")
+    assert (tokenizer.eos_token_id, tokenizer.model_max_length) == (2, 96)
 
 
 def test_conversion_refuses_another_tokenizer(tiny, tmp_path):
@@ -244,6 +247,7 @@ def test_second_call_touches_nothing(small, monkeypatch):
     first = assets.model_path("smollm2")
     assert first.name == "SmolLM2-135M-Instruct" and first.is_absolute()
     monkeypatch.setattr(assets, "_build", lambda *_: pytest.fail("built twice"))
+    monkeypatch.setattr(assets, "FileLock", lambda *_: pytest.fail("locked, which a read-only cache does not allow"))
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("ran a program"))
     assert assets.model_path("SmolLM2") == first
 
