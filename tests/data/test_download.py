@@ -34,6 +34,13 @@ def archive(names=FILES, prefix="data/") -> bytes:
     return buffer.getvalue()
 
 
+def broken_stream() -> bytes:
+    """An archive whose first record file is not a deflate stream."""
+    content = bytearray(archive())
+    content[content.index(FILES[0].encode()) + len(FILES[0])] = 0xFF
+    return bytes(content)
+
+
 class Server:
     """Serves `files` (path -> bytes); `cut` paths send half of what they announce, `requests` lists what was asked."""
 
@@ -192,6 +199,7 @@ def test_a_page_that_is_no_json_is_refused(server, tmp_path):
         (archive(prefix=""), "lacks data/"),
         (b"not a zip file", "damaged"),
         (archive()[:900] + b"\0" * 60 + archive()[960:], "damaged"),
+        (broken_stream(), "damaged .*decompressing"),
     ],
 )
 def test_a_bad_archive_is_refused_and_the_old_files_stay(server, tmp_path, content, says):
