@@ -145,8 +145,6 @@ def check_writable(save_dir: str | os.PathLike[str]) -> None:
             break
         folder = folder.parent
     try:
-        if not folder.is_dir():
-            raise NotADirectoryError(0, "not a folder")
         with tempfile.TemporaryDirectory(prefix=".kvfactory-", dir=folder) as probe:
             Path(probe, "probe").write_bytes(b"x")
     except OSError as error:

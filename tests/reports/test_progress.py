@@ -53,7 +53,7 @@ def test_bar_on_a_terminal():
         progress._bar.refresh()
         assert progress.score == 50
     last = out.getvalue().split("\r")[-1]
-    assert "3/4" in last and "score 50.00, 1 failed" in last and "left" in last and "s/ex" in last or "ex/s" in last
+    assert "3/4" in last and "score 50.00, 1 failed" in last and "left" in last and ("s/ex" in last or "ex/s" in last)
     assert out.getvalue().endswith("\n")
 
 

@@ -116,3 +116,12 @@ def test_notices_and_failures_are_gathered(paths):
         run.start({"window": 8}, {}, DATA)
         run.results["trec"].append({"_id": "c", "error": "x"})
         assert not run.complete and run.failed == 1
+
+
+def test_refused_overwrite_discards_nothing(paths):
+    whole_run(paths)
+    before = paths.results("qasper").read_bytes()
+    with pytest.raises(ValueError, match="would leave results on trec"):
+        with Run(paths, {"qasper": ORDERS["qasper"]}, overwrite=True) as run:
+            run.start({"window": 32}, {}, {"qasper": DATA["qasper"]})
+    assert paths.results("qasper").read_bytes() == before
