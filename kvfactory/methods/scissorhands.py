@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvfactory.capability import Capability
+from kvfactory.methods import register
+from kvfactory.methods.base import PromptContext, TokenSelector
+from kvfactory.ops.lottery import draw_positions
+from kvfactory.ops.row_statistics import low_weight_counts, lowest_positions
+from kvfactory.ops.select import top_positions
+from kvfactory.settings import Cell, MethodSettings, setting
+
+
+@register("Scissorhands")
+class Scissorhands(TokenSelector):
+    """Drops the tokens that most of the last queries gave less than an even share of attention.
+
+    Paper: Scissorhands: Exploiting the Persistence of Importance Hypothesis for LLM KV Cache Compression at Test Time,
+    arXiv 2305.17118, Algorithm 2. Code: lzcemma/Scissorhands evaluates a simulation without a budget; values from
+    AnswerDotAI/cold-compress. The counts of most tokens tie: more attention wins, then the later token. Departures: one
+    step at the end of the prompt; every layer gets the same budget.
+    """
+
+    @dataclass(frozen=True)
+    class Settings(MethodSettings):
+        sinks: int = setting(0, "first tokens that are always kept, inside the budget", factory_mark="recalled")
+        scissor_window: int = setting(
+            400,
+            "last prompt tokens whose queries judge the others",
+            authors=Cell(100, "read"),
+            factory_mark="recalled",
+        )
+        scissor_recent: int = setting(
+            10,
+            "most recent tokens that are always kept, inside the budget",
+            authors=Cell(10, "read"),
+            factory_mark="recalled",
+        )
+        scissor_score: str = setting(
+            "counter",
+            "counter: how often a query gives less than an even share; sum: attention received, as in the original "
+            "project's selector",
+            choices=("counter", "sum"),
+            factory_mark="recalled",
+        )
+        scissor_select: str = setting(
+            "topk",
+            "topk, or prob: tokens are drawn with probabilities from the attention they received",
+            choices=("topk", "prob"),
+            factory_mark="recalled",
+        )
+        scissor_temperature: float = setting(1.0, "of the draw of scissor_select prob; inf draws evenly")
+        scissor_normalize: bool = setting(
+            False, "divide a token's count by the number of queries that saw it", factory_mark="recalled"
+        )
+        scissor_drop: float | None = setting(
+            None,
+            "part of the budget dropped at once when decoding exceeds it; - means one token",
+            paper=0.4,
+        )
+
+        def validate(self, budget: int | None) -> None:
+            if self.sinks < 0:
+                raise ValueError(f"--sinks {self.sinks} is negative")
+            if self.scissor_window < 1:
+                raise ValueError(f"--scissor_window {self.scissor_window} leaves no query to judge: give at least 1")
+            if self.scissor_recent < 1:
+                raise ValueError(f"--scissor_recent {self.scissor_recent} keeps no recent token: give at least 1")
+            if not self.scissor_temperature > 0:
+                raise ValueError(f"--scissor_temperature {self.scissor_temperature} must be above 0; inf draws evenly")
+            if self.scissor_temperature != 1 and self.scissor_select != "prob":
+                raise ValueError(
+                    f"--scissor_temperature {self.scissor_temperature} belongs to --scissor_select prob; topk draws "
+                    "nothing"
+                )
+            if self.scissor_normalize and (self.scissor_score != "counter" or self.scissor_select != "topk"):
+                raise ValueError(
+                    "--scissor_normalize on divides counts: it belongs to --scissor_score counter with "
+                    "--scissor_select topk"
+                )
+            if self.scissor_drop is not None and not 0 < self.scissor_drop < 1:
+                raise ValueError(f"--scissor_drop {self.scissor_drop} is not in (0, 1), the part of the budget dropped")
+            if budget is not None and self.sinks + self.scissor_recent >= budget:
+                raise ValueError(
+                    f"--max_capacity_prompts {budget} must be larger than the {self.sinks} sinks (--sinks) and "
+                    f"{self.scissor_recent} recent tokens (--scissor_recent) that are kept inside it"
+                )
+
+    capability = Capability(
+        stage="prompt-evict",
+        budget_means="slots per head",
+        randomised=True,
+        reference="arXiv 2305.17118, Algorithm 2; lzcemma/Scissorhands",
+    )
+
+    def positions(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
+        s, S = self.settings, ctx.prompt_len
+        counts, sums = self.statistics(q, k, ctx)
+        free = self.kept(ctx) - s.sinks - s.scissor_recent
+        if s.scissor_select == "prob":
+            generator = ctx.generator(self.shape.layer_idx)
+            best = draw_positions(sums, free, s.scissor_temperature, generator, sampler=ctx.sampler)
+        elif s.scissor_score == "sum":
+            best = top_positions(sums, free)
+        else:
+            best = lowest_positions(counts, sums, free)
+        first = torch.arange(s.sinks, device=k.device).expand(*best.shape[:2], -1)
+        last = torch.arange(S - s.scissor_recent, S, device=k.device).expand(*best.shape[:2], -1)
+        return torch.cat([first, best + s.sinks, last], dim=-1)
+
+    def statistics(self, q: torch.Tensor, k: torch.Tensor, ctx: PromptContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """Counts and sums (B, Hs, S - sinks - recent) of the tokens that are not protected, float32.
+
+        Counts are whole numbers except where they are normalised or averaged over a group.
+        """
+        s, S = self.settings, ctx.prompt_len
+        first_row = max(0, S - s.scissor_window)
+        counts, sums = low_weight_counts(q, k, scale=self.scale, first_row=first_row)
+        counts = counts.float()
+        if s.scissor_normalize:
+            counts /= S - torch.arange(S, device=k.device).clamp_min(first_row)
+        inner = slice(s.sinks, S - s.scissor_recent)
+        return self.per_stored_head(counts[..., inner]), self.per_stored_head(sums[..., inner])
+
+    def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
+        """(B, Hs, S - sinks - recent): attention received, the ranking of scissor_score sum."""
+        return self.statistics(q, k, ctx)[1]
