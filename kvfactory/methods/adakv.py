@@ -82,6 +82,8 @@ class AdaKV(TokenSelector):
         reference="arXiv 2407.11550; FFY0/AdaKV, adaptive_snapkv/monkeypatch/snapkv_utils.py",
     )
 
+    heads_declared = False
+
     def kept(self, ctx: PromptContext) -> int:
         """Kept tokens on the mean of this layer's heads, window included."""
         s = self.settings

@@ -40,8 +40,8 @@ class CAM(TokenSelector):
         window_size: int = setting(8, "last prompt tokens: their queries score the others, and they are always kept")
         cam_variant: str = setting(
             "factory",
-            "factory: all values are smoothed; paper_prompt: evicted tokens are merged into kept ones at the end of the "
-            "prompt; paper: the same, and at every decode step",
+            "factory: all values are smoothed; paper_prompt: evicted tokens are merged into kept ones at the prompt's "
+            "end; paper: the same, and at every decode step",
             paper="paper",
             choices=("factory", "paper_prompt", "paper"),
         )
@@ -105,7 +105,7 @@ class CAM(TokenSelector):
                     )
             if self.leaks:
                 raise ValueError(
-                    f"--cam_leak on belongs to --cam_variant factory; {self.cam_variant} leaves the prompt pass untouched"
+                    f"--cam_leak on belongs to --cam_variant factory; {self.cam_variant} leaves the prompt pass alone"
                 )
 
     capability = Capability(
@@ -117,8 +117,12 @@ class CAM(TokenSelector):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        # What `before_attend` made of one v, until `compress` takes it: (v, mean attention, merged values).
+        # (v, mean attention, merged values) of `before_attend`, until `compress` takes them: one draw, not two.
         self._leaked: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def changes_prompt(self) -> bool:
+        return self.settings.leaks
 
     def before_attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext
@@ -140,7 +144,7 @@ class CAM(TokenSelector):
         leaked, self._leaked = self._leaked, None
         if self.kept(ctx) >= ctx.prompt_len:
             return None
-        from_leak = leaked is not None and leaked[0] is v
+        from_leak = leaked is not None and (v is leaked[0] or v is leaked[2])
         attention = leaked[1] if from_leak else self._mean_attention(q, k, ctx)
         kept = self._best(attention, ctx)
         if self.settings.smooths:
