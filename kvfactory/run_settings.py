@@ -1,0 +1,333 @@
+"""Shared settings of a run: every flag that is not a method's own, declared once with its help.
+
+The command line (`kvfactory.cli`), its documentation and the run record are made from the fields below. Settings of
+methods are declared with the methods.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from kvfactory.budget import Budget
+from kvfactory.capability import BACKENDS, GRANULARITIES
+from kvfactory.data.longbench import SAMPLE_METHODS
+from kvfactory.data.tasks import DEFAULT_DATASETS, LONGBENCH_E, TASKS, canonical_dataset, get_task
+from kvfactory.data.templates import CHAT_TEMPLATES, PROTOCOLS
+from kvfactory.registry import unknown_name
+from kvfactory.settings import PRESETS, parse_switch
+
+# Names that --merge and --quant_method accept besides none, with what they stand for.
+MERGES: dict[str, Any] = {}
+QUANTISERS: dict[str, Any] = {}
+
+GROUPS = {
+    "what": "What runs",
+    "data": "Data and prompts",
+    "budget": "Budget and cache",
+    "compute": "Model and computation",
+    "files": "Files, resuming, shards",
+    "show": "Output",
+}
+
+
+def words(text: str) -> tuple[str, ...]:
+    """ "a, b" -> ("a", "b"), without repetitions; ValueError when nothing is named."""
+    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not parts:
+        raise ValueError("at least one name is needed")
+    return parts
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """ "128,512" -> (128, 512)."""
+    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+
+
+def fractions(text: str) -> tuple[float, ...]:
+    """ "0.1,0.2" -> (0.1, 0.2)."""
+    return tuple(dict.fromkeys(float(part) for part in text.split(",")))
+
+
+def percentages(text: str) -> tuple[float, ...]:
+    """ "25%,50" -> (25.0, 50.0)."""
+    return tuple(dict.fromkeys(float(part.strip().removesuffix("%")) for part in text.split(",")))
+
+
+KINDS: dict[Callable[[str], Any], str] = {
+    int: "a whole number",
+    whole_numbers: "a whole number, or several separated by commas",
+    fractions: "a number, or several separated by commas",
+    percentages: "a percentage such as 25%, or several separated by commas",
+    words: "a name, or several separated by commas",
+    parse_switch: "True or False",
+}
+"""How messages call what a flag accepts, by the function that reads it."""
+
+
+def flag(
+    group: str,
+    default: Any,
+    help: str,
+    *,
+    read: Callable[[str], Any] = str,
+    choices: tuple[str, ...] | None = None,
+    alias: tuple[str, ...] = (),
+    metavar: str | None = None,
+) -> Any:
+    """A field of `RunSettings` that is a flag of the command line; a bool default makes a switch without value.
+
+    Args:
+        group: key of `GROUPS`, where --help and the docs show it.
+        read: turns the typed text into the value; ValueError for what it does not accept.
+        alias: further spellings.
+    """
+    assert group in GROUPS
+    metadata = {"group": group, "help": help, "read": read, "choices": choices, "alias": alias, "metavar": metavar}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The shared flags. `checked` returns them with canonical names, or refuses them."""
+
+    # What runs
+    method: tuple[str, ...] = flag(
+        "what", (), "method, or several separated by commas; names in any case, see --list_methods", read=words
+    )
+    model_path: str | None = flag(
+        "what", None, "local folder, hub id, or smollm2 (the small bundled model, fetched once)"
+    )
+    preset: str = flag(
+        "what",
+        "factory",
+        "values of method settings that are not given: factory as the original runner, paper as each paper",
+        choices=PRESETS,
+    )
+    protocol: str = flag(
+        "what",
+        "longbench",
+        "everything between record and score: longbench is the benchmark's own, factory the original runner's",
+        choices=PROTOCOLS,
+    )
+    seed: int = flag("what", 42, "of randomised methods and of --sample_method random", read=int)
+    list_methods: bool = flag("what", False, "print what every method can do, and stop")
+    verify: bool = flag("what", False, "with --list_methods: try every claimed combination on a tiny model")
+
+    # Data and prompts
+    datasets: tuple[str, ...] = flag(
+        "data",
+        DEFAULT_DATASETS,
+        "LongBench names separated by commas (LongBench-E sets end in _e), or all: the 21 sets; default the 16 "
+        "English and code sets",
+        read=words,
+        alias=("dataset",),
+    )
+    data_dir: str | None = flag(
+        "data",
+        None,
+        "folder with {dataset}.jsonl, and config/ with LongBench's prompt files; default data/LongBench, then the "
+        "cache that `python -m kvfactory.data download` fills",
+    )
+    max_num_examples: int | None = flag("data", None, "at most so many examples per dataset", read=int)
+    sample_method: str = flag(
+        "data",
+        "topk",
+        "which examples --max_num_examples takes: the first ones, or random ones (by seed and dataset)",
+        choices=SAMPLE_METHODS,
+    )
+    chat_template: str = flag(
+        "data",
+        "longbench",
+        "longbench: the benchmark's strings for Llama-2 and Llama-3, Mistral bare, other instruct models through "
+        "their tokenizer's template; tokenizer: that template for all; none: bare prompts",
+        choices=CHAT_TEMPLATES,
+    )
+    force_chat: bool = flag("data", False, "wrap the few-shot and code sets as well")
+    thinking: str = flag(
+        "data", "off", "off, on, or a number of tokens on top of the limit, for models that have a thinking block"
+    )
+    max_input_length: int | None = flag(
+        "data",
+        None,
+        "longest prompt in tokens before the chat wrap, longer ones are cut in the middle; default by the window",
+        read=int,
+    )
+    max_new_tokens: int | None = flag("data", None, "overrides every dataset's own limit of new tokens", read=int)
+    stop_newline: tuple[str, ...] = flag(
+        "data", (), "datasets that stop at a newline besides samsum, separated by commas", read=words
+    )
+    min_one_token: str = flag("data", "samsum", "where the first new token is never a stop", choices=("samsum", "all"))
+    legacy_decode_cleanup: bool = flag(
+        "data", False, "clean up spaces when decoding, as transformers before 5 did for some tokenizers"
+    )
+
+    # Budget and cache
+    max_capacity_prompts: tuple[int, ...] = flag(
+        "budget",
+        (),
+        "prompt tokens kept per stored head and layer, window included; several separated by commas; 512 when no "
+        "budget is given; -1 counts as not given",
+        read=whole_numbers,
+    )
+    max_capacity_prompts_ratio: tuple[float, ...] = flag(
+        "budget", (), "instead: fraction of the prompt that is kept, in (0, 1]", read=fractions
+    )
+    budget_bytes: tuple[float, ...] = flag(
+        "budget", (), "instead: stored bytes as a share of FullKV's at the same prompt, e.g. 25%", read=percentages
+    )
+    kv_cache_granularity: str = flag(
+        "budget", "query_head", "heads that choose their tokens on their own", choices=GRANULARITIES
+    )
+    gqa_score_agg: str = flag(
+        "budget",
+        "mean",
+        "with kv_head: how the scores of a group's query heads become one",
+        choices=("mean", "max", "sum"),
+    )
+    merge: str | None = flag("budget", None, "what becomes of evicted tokens; none: they are dropped")
+    quant_method: str | None = flag("budget", None, "quantiser of stored keys and values; none: not quantised")
+    nbits: int | None = flag("budget", None, "bits of the quantiser", read=int)
+
+    # Model and computation
+    attn_implementation: str = flag("compute", "auto", "attention kernels", choices=("auto", *BACKENDS))
+    dtype: str = flag(
+        "compute",
+        "auto",
+        "precision of the model; auto is the checkpoint's on CUDA and float32 on CPU",
+        choices=("auto", "float16", "bfloat16", "float32"),
+    )
+    device: str = flag("compute", "auto", "where the model runs", choices=("auto", "cuda", "cpu"))
+    decode: str = flag(
+        "compute",
+        "auto",
+        "who generates: loop is our own, hf the generate of transformers, with the same tokens",
+        choices=("auto", "loop", "hf"),
+    )
+    use_cache: bool = flag(
+        "compute", True, "kept for scripts of the original: False is refused", read=parse_switch, metavar="True"
+    )
+    use_fast_tokenizer: bool = flag(
+        "compute", True, "False loads the slow tokenizer where there is one", read=parse_switch, metavar="True"
+    )
+
+    # Files, resuming, shards
+    save_dir: str = flag("files", "./results_long_bench", "folder of all results")
+    run_name: str | None = flag(
+        "files", None, "file name of the results instead of Method+suffix; with one method only"
+    )
+    overwrite: bool = flag("files", False, "start anew instead of going on with what is there")
+    fail_fast: bool = flag("files", False, "stop at the first example that fails")
+    save_prompts: bool = flag("files", False, "store each filled-in prompt (before it is cut and wrapped)")
+    save_context: bool = flag("files", False, "store each record's context")
+    num_shards: int = flag("files", 1, "split the examples over so many calls", read=int)
+    shard_id: int | None = flag("files", None, "which of them this call does, from 0", read=int)
+    merge_shards: bool = flag("files", False, "join the files of --num_shards finished calls, and stop")
+
+    # Output
+    errors_as_zero: bool = flag("show", False, "count failed examples as 0 in the table that is printed")
+    quiet: bool = flag("show", False, "no progress")
+
+    def checked(self, methods: Any) -> RunSettings:
+        """Settings with canonical names; what arguments alone decide is decided here.
+
+        Args:
+            methods: the method registry (anything with `canonical`).
+
+        Raises:
+            ValueError: one sentence naming the flag, the value and what is accepted.
+        """
+        if not self.method:
+            raise ValueError("--method is missing: give one or several names, see --list_methods")
+        if not self.model_path:
+            raise ValueError("--model_path is missing: give a local folder, a hub id, or smollm2")
+        if not self.use_cache:
+            raise ValueError("--use_cache False leaves no cache to compress or to measure: leave it at True")
+        if self.verify:
+            raise ValueError("--verify belongs to --list_methods")
+        for name in ("max_num_examples", "max_new_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} {value} must be at least 1")
+        self.budgets()
+        method = tuple(dict.fromkeys(methods.canonical(name) for name in self.method))
+        if self.run_name is not None and len(method) > 1:
+            raise ValueError(
+                f"--run_name {self.run_name} names one file, but --method names {len(method)} methods: "
+                "give one method, or leave --run_name out"
+            )
+        quantiser = optional_name("quantiser", self.quant_method, QUANTISERS)
+        if quantiser is None and self.nbits is not None:
+            raise ValueError(f"--nbits {self.nbits} is read by quantisers only: give --quant_method, or leave it out")
+        self._check_shards()
+        return dataclasses.replace(
+            self,
+            method=method,
+            datasets=_datasets(self.datasets),
+            stop_newline=tuple(sorted({get_task(name).name for name in self.stop_newline})),
+            merge=optional_name("merge", self.merge, MERGES),
+            quant_method=quantiser,
+        )
+
+    def _check_shards(self) -> None:
+        if self.num_shards < 1:
+            raise ValueError(f"--num_shards {self.num_shards} must be at least 1")
+        if self.merge_shards and (self.num_shards == 1 or self.shard_id is not None):
+            raise ValueError("--merge_shards needs --num_shards N as in the calls it joins, and no --shard_id")
+        if self.merge_shards:
+            return
+        if self.num_shards > 1 and self.shard_id is None:
+            raise ValueError(f"--num_shards {self.num_shards} needs --shard_id, from 0 to {self.num_shards - 1}")
+        if self.shard_id is not None and not 0 <= self.shard_id < self.num_shards:
+            raise ValueError(
+                f"--shard_id {self.shard_id} must be from 0 to {self.num_shards - 1} with --num_shards "
+                f"{self.num_shards}"
+            )
+
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        """(K, N), or None for an undivided run."""
+        return (self.shard_id, self.num_shards) if self.num_shards > 1 and self.shard_id is not None else None
+
+    def budgets(self) -> list[Budget]:
+        """One budget per value given, in the order given; ValueError for values and mixtures that cannot be."""
+        tokens = tuple(value for value in self.max_capacity_prompts if value != -1)
+        ratios, percents = self.max_capacity_prompts_ratio, self.budget_bytes
+        if sum(map(bool, (tokens, ratios, percents))) > 1:
+            raise ValueError(
+                "--max_capacity_prompts, --max_capacity_prompts_ratio and --budget_bytes state the same thing in "
+                "different ways: give one of them"
+            )
+        found = [Budget(tokens=value) for value in tokens]
+        found += [Budget(ratio=value) for value in ratios]
+        found += [Budget(bytes_percent=value) for value in percents]
+        return found or [Budget.of()]
+
+    def given(self) -> dict[str, Any]:
+        """Fields that differ from their defaults."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+
+
+def optional_name(kind: str, name: str | None, known: dict[str, Any]) -> str | None:
+    """The canonical spelling of an optional name; None for None, "" and "none" in any case.
+
+    Raises:
+        ValueError: unknown, with near matches.
+    """
+    if name is None or name.strip().lower() in ("", "none"):
+        return None
+    spelling = {canonical.lower(): canonical for canonical in known}
+    if name.strip().lower() not in spelling:
+        raise ValueError(unknown_name(kind, name, ["none", *known]))
+    return spelling[name.strip().lower()]
+
+
+def _datasets(names: tuple[str, ...]) -> tuple[str, ...]:
+    if [name.lower() for name in names] == ["all"]:
+        return tuple(TASKS)
+    return tuple(dict.fromkeys(canonical_dataset(name) for name in names))
+
+
+assert not set(TASKS) & set(LONGBENCH_E)

@@ -1,0 +1,83 @@
+"""The table that a run ends with: every method and budget of the call, scored again from its files."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from kvfactory.preparation import Job, PlannedRun
+from kvfactory.reports.tables import format_bytes, format_number, format_table, summarise_file
+
+HEADERS = (
+    "method",
+    "granularity",
+    "budget",
+    "datasets",
+    "n",
+    "score",
+    "kept tokens",
+    "bytes",
+    "bytes/FullKV",
+    "s/example",
+)
+
+
+def summary(job: Job) -> str:
+    """Table, what it averages over, and the command that recomputes the scores.
+
+    Scores are means over the datasets named below the table; kept tokens, bytes and seconds are means over examples.
+    """
+    lines = [format_table(HEADERS, [_row(job, planned) for planned in job.runs])]
+    lines.append(
+        f"score: mean over {len(job.parts)} dataset(s): {', '.join(job.parts)}; in percent, LongBench's metrics"
+    )
+    if any(not planned.settings["granularity_has_effect"] for planned in job.runs):
+        lines.append("granularity -: the method keeps the same tokens for all heads and stores them per kv_head")
+    folders = dict.fromkeys(planned.paths.folder for planned in job.runs)
+    root = next(iter(folders)) if len(folders) == 1 else job.runs[0].paths.save_dir
+    lines.append(f"score again: python eval.py --results_dir {shlex.quote(str(root))}")
+    return "\n".join(lines)
+
+
+def _row(job: Job, planned: PlannedRun) -> list[Any]:
+    cells = []
+    for name in job.parts:
+        path = planned.paths.results(name)
+        if path.is_file() and path.stat().st_size:
+            cells.append(summarise_file(path, name))
+    planned_count = sum(len(part.share) for part in job.parts.values())
+    done = sum(cell["n"] for cell in cells)
+    scores = [_score(cell, job.settings.errors_as_zero) for cell in cells]
+    known = [score for score in scores if score is not None]
+    whole = len(known) == len(job.parts)  # a mean over some of the datasets would look like the mean over all
+    granularity = planned.plan.granularity if planned.settings["granularity_has_effect"] else "-"
+    return [
+        planned.paths.label,
+        granularity,
+        planned.plan.budget.tag if planned.plan.uses_budget else "-",
+        f"{len(known)} of {len(job.parts)}" if not whole else len(known),
+        done if done == planned_count else f"{done} of {planned_count}",
+        format_number(sum(known) / len(known)) if whole and known else None,
+        format_number(_mean(cells, "kept"), 1),
+        format_bytes(_mean(cells, "bytes_end")),
+        format_number(_ratio(cells), 3),
+        format_number(_mean(cells, "seconds")),
+    ]
+
+
+def _score(cell: dict[str, Any], errors_as_zero: bool) -> float | None:
+    if cell["score"] is None or not errors_as_zero:
+        return cell["score"]
+    return cell["score"] * cell["n"] / (cell["n"] + cell["n_error"])
+
+
+def _mean(cells: list[dict[str, Any]], name: str) -> float | None:
+    """Mean over examples of a figure that each cell gives as a mean over its examples."""
+    known = [(cell[name], cell["n"]) for cell in cells if cell[name] is not None]
+    return sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
+
+
+def _ratio(cells: list[dict[str, Any]]) -> float | None:
+    """Total bytes at the end over FullKV's total."""
+    end, full = (_mean(cells, name) for name in ("bytes_end", "bytes_full"))
+    return end / full if end is not None and full else None

@@ -1,0 +1,62 @@
+"""Run LongBench with one or several KV-cache reduction methods; every result says what was really stored.
+
+    python run_longbench.py --method snapkv --model_path smollm2 --data_dir data/sample --max_capacity_prompts 256
+    python run_longbench.py --method fullkv,snapkv,pyramidkv --model_path meta-llama/Meta-Llama-3-8B-Instruct \
+        --datasets narrativeqa,qasper --max_capacity_prompts 128,2048 --kv_cache_granularity kv_head
+    python run_longbench.py --list_methods
+
+Results go to {save_dir}/{model}_{budget}/{dataset}/{Method[+suffix]}.json; the same command run again goes on where it
+was stopped. Exit codes: 0 all examples done, 1 some failed (each is recorded), 2 refused before the run (one sentence
+says why, nothing is written), 75 stopped by SIGTERM or SIGINT after writing what was done.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def list_methods(verify: bool) -> int:
+    """`--list_methods [--verify]`: the capability table; 1 when a claim is wrong."""
+    from kvfactory import listing
+
+    print(listing.capability_table())
+    return 0 if not verify or listing.verify() else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of one call."""
+    from kvfactory import cli
+    from kvfactory.preparation import prepare
+    from kvfactory.reports.stop import STOPPED, StopSignal
+    from kvfactory.runner import execute, merge
+    from kvfactory.summary import summary
+
+    settings, given = cli.parse(sys.argv[1:] if argv is None else argv)
+    try:
+        if settings.list_methods:
+            return list_methods(settings.verify)
+        job = prepare(settings, given)
+        if settings.merge_shards:
+            code = merge(job)
+        else:
+            with StopSignal() as stop:
+                code = execute(job, stop)
+    except ValueError as error:
+        print(f"run_longbench.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return STOPPED
+    except OSError as error:
+        print(f"run_longbench.py: {error}", file=sys.stderr)
+        return 1
+    if code != STOPPED:
+        print(summary(job))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
