@@ -1,45 +1,90 @@
-"""Greedy generation with an attached method: our own loop, and transformers' `generate` as its reference."""
+"""Greedy generation with an attached method: our own loop over a batch of rows, and transformers' `generate` beside it.
+
+Prompts are prefilled alone, with the numerics of batch 1 and without padding; what they leave is small, and the rows
+decode together. One prompt may leave several rows, when several methods or budgets compress the same prompt pass.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from kvfactory.cache.kv_cache import CacheBytes, KVCache
+from kvfactory.cache.batch import BatchCache, FanOutCache
+from kvfactory.cache.kv_cache import AttachedCache, CacheBytes, KVCache
 from kvfactory.monkeypatch import Attachment, cache_keyword, get_attachment
+from kvfactory.plan import Plan
 
 DECODE_PATHS = ("auto", "loop", "hf")
+NEAR_TIE = 1e-3
+"""Logits closer than this may swap places when rows share a batch: batched matrix products differ in the last bits."""
+
+
+@dataclass
+class Request:
+    """One prompt to generate from.
+
+    Attributes:
+        ids: (S,) token ids.
+        stops: ids that end a row; min_new: so many first tokens cannot be stops.
+        plans: the methods that compress this prompt, one row each.
+        tag: anything the caller wants back with the rows.
+    """
+
+    ids: torch.Tensor
+    max_new: int
+    min_new: int
+    stops: list[int]
+    plans: list[Plan]
+    example_id: str = ""
+    sampler: Callable[[torch.Tensor], torch.Tensor] | None = None
+    tag: object = None
 
 
 @dataclass
 class Timing:
-    """Seconds of one generation, device work included."""
+    """Seconds of one generation, device work included; None where the moment is not seen or shared."""
 
     prefill_s: float | None = 0.0
-    decode_s: float = 0.0
+    decode_s: float | None = 0.0
 
 
 @dataclass
 class RowOutput:
-    """One prompt's generation.
+    """One row's generation.
 
     Attributes:
         tokens: new token ids, stop token included.
         finish: id of the stop token, or "length".
         prompt_bytes: bytes held right after the prompt; None on the `hf` path, where that moment is not seen.
+        rows_in_flight: mean rows that decoded together while this one did.
+        near_ties: steps of a shared batch whose two largest logits were closer than `NEAR_TIE`.
     """
 
-    tokens: list[int]
-    finish: int | str
+    plan: Plan
     cache: KVCache
-    timing: Timing
+    tokens: list[int] = field(default_factory=list)
+    finish: int | str | None = None
+    timing: Timing = field(default_factory=Timing)
     prompt_bytes: CacheBytes | None = None
+    rows_in_flight: float = 1.0
+    near_ties: int = 0
+
+
+@dataclass
+class Counters:
+    """What a run did, counted rather than timed."""
+
+    prefills: int = 0
+    decode_forwards: int = 0
+    decoded_rows: int = 0
+
+    @property
+    def mean_rows_in_flight(self) -> float:
+        return self.decoded_rows / self.decode_forwards if self.decode_forwards else 0.0
 
 
 @dataclass
@@ -63,9 +108,8 @@ class GenerationOutput:
     """What `generate` returns.
 
     Attributes:
-        sequences: prompt and new tokens: (B, S + T) for tensor input, rows that stopped early padded with their stop
+        sequences: prompt and new tokens: (B, S + T) for tensor input, rows that stopped early padded with their last
             token; a list of 1-D tensors for list input.
-        cache: the KVCache of the row, or a CacheGroup of several rows.
         rows: per-row details.
     """
 
@@ -74,25 +118,15 @@ class GenerationOutput:
 
     @property
     def cache(self) -> KVCache | CacheGroup:
+        """The KVCache of the row, or a CacheGroup of several rows."""
         return self.rows[0].cache if len(self.rows) == 1 else CacheGroup([row.cache for row in self.rows])
 
     @property
     def timing(self) -> Timing:
-        parts = [row.timing for row in self.rows]
-        prefill = None if any(p.prefill_s is None for p in parts) else sum(p.prefill_s for p in parts)
-        return Timing(prefill, sum(p.decode_s for p in parts))
-
-
-@contextmanager
-def _clock(device: torch.device) -> Iterator[list[float]]:
-    """Wall seconds of a block with all device work done; the result is the list's only item afterwards."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    result, start = [0.0], time.perf_counter()
-    yield result
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    result[0] = time.perf_counter() - start
+        """Seconds summed over rows; None when a part is not known for some row."""
+        prefill = [row.timing.prefill_s for row in self.rows]
+        decode = [row.timing.decode_s for row in self.rows]
+        return Timing(*(None if None in part else sum(part) for part in (prefill, decode)))
 
 
 def stop_ids(model: PreTrainedModel, eos_token_id: int | Sequence[int] | None) -> list[int]:
@@ -104,70 +138,216 @@ def stop_ids(model: PreTrainedModel, eos_token_id: int | Sequence[int] | None) -
     return [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
 
 
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 @torch.no_grad()
-def prefill(model: PreTrainedModel, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
-    """Runs a prompt ids (1, S), filling and compressing `cache` -> float32 logits (1, V) of the last token."""
-    out = model(input_ids=ids, use_cache=True, logits_to_keep=1, **{cache_keyword(model): cache})
+def forward(
+    model: PreTrainedModel, ids: torch.Tensor, cache: AttachedCache, positions: torch.Tensor | None = None
+) -> torch.Tensor:
+    """One forward of ids (R, t) -> float32 logits (R, V) of the last token; `positions` (R, t) when rows differ."""
+    out = model(
+        input_ids=ids, position_ids=positions, use_cache=True, logits_to_keep=1, **{cache_keyword(model): cache}
+    )
     return out.logits[:, -1].float()
 
 
-@torch.no_grad()
-def decode_step(model: PreTrainedModel, token: torch.Tensor, cache: KVCache) -> torch.Tensor:
-    """One token (1, 1) through the model -> float32 logits (1, V)."""
-    return prefill(model, token, cache)
+@dataclass
+class _Live:
+    """A row between its prompt and its last token."""
+
+    request: Request
+    output: RowOutput
+    position: int
+    shared: int = 0
+    steps: int = 0
+
+    def take(self, token: int) -> bool:
+        """Adds a token; whether the row is finished."""
+        out = self.output
+        out.tokens.append(token)
+        if token in self.request.stops:
+            out.finish = token
+        elif len(out.tokens) == self.request.max_new:
+            out.finish = "length"
+        return out.finish is not None
+
+    @property
+    def cannot_stop(self) -> bool:
+        return bool(self.request.stops) and len(self.output.tokens) < self.request.min_new
 
 
-def _generate_loop(
-    model: PreTrainedModel, ids: torch.Tensor, cache: KVCache, max_new: int, min_new: int, stops: list[int]
-) -> RowOutput:
-    """Our own greedy loop over one row: logits of the last position only, no bookkeeping of transformers."""
-    device = ids.device
-    banned = torch.tensor(stops, device=device) if stops else None
-    tokens: list[int] = []
-    finish: int | str = "length"
-    with _clock(device) as prefill_s:
-        logits = prefill(model, ids[None], cache)
-    held = cache.bytes()
-    with _clock(device) as decode_s:
-        while True:
-            if banned is not None and len(tokens) < min_new:
-                logits.index_fill_(1, banned, -torch.inf)
-            token = logits.argmax(dim=-1, keepdim=True)
-            tokens.append(int(token))
-            if tokens[-1] in stops:
-                finish = tokens[-1]
-                break
-            if len(tokens) == max_new:
-                break
-            logits = decode_step(model, token, cache)
-    return RowOutput(tokens, finish, cache, Timing(prefill_s[0], decode_s[0]), held)
+class Decoder:
+    """Keeps up to `batch_size` rows in flight: finished rows leave, prompts come in, one forward moves all rows on."""
+
+    def __init__(self, model: PreTrainedModel, batch_size: int = 1):
+        attachment = get_attachment(model)
+        assert attachment is not None
+        self.model = model
+        self.attachment: Attachment = attachment
+        self.batch_size = batch_size
+        self.counters = Counters()
+        self._live: list[_Live] = []
+        self._batch: BatchCache | None = None
+
+    def run(self, requests: Iterable[Request]) -> Iterator[tuple[Request, RowOutput | Exception, Plan]]:
+        """Rows as they finish, in no fixed order; an exception stands for a row whose prompt failed."""
+        waiting = iter(requests)
+        more = True
+        while more or self._live:
+            entering: list[_Live] = []
+            while more and len(self._live) + len(entering) < self.batch_size:
+                request = next(waiting, None)
+                if request is None:
+                    more = False
+                    break
+                for row in self._prompt(request):
+                    if isinstance(row, _Live):
+                        entering.append(row)
+                    else:
+                        yield row
+            self._regroup(list(range(len(self._live))), entering)
+            if self._live:
+                yield from self._step()
+
+    def _prompt(self, request: Request) -> Iterator[_Live | tuple[Request, RowOutput | Exception, Plan]]:
+        """Prefills one request -> live rows, or what is finished (or failed) after its first token already."""
+        for plans in self._share_passes(request.plans):
+            caches = [
+                self.attachment.new_cache(
+                    plan, example_id=request.example_id, max_new_tokens=request.max_new, sampler=request.sampler
+                )
+                for plan in plans
+            ]
+            fan = FanOutCache(self.attachment, caches) if len(caches) > 1 else None
+            ids = request.ids.to(self.model.device)
+            start = _now(ids.device)
+            try:
+                logits = forward(self.model, ids[None], fan or caches[0])
+            except (ValueError, torch.OutOfMemoryError) as error:
+                yield from ((request, error, plan) for plan in plans)
+                continue
+            seconds = _now(ids.device) - start
+            self.counters.prefills += 1
+            if fan is not None:
+                fan.share_native()
+            for i, (plan, cache) in enumerate(zip(plans, caches, strict=True)):
+                if fan is not None and i in fan.failures:
+                    yield request, fan.failures[i], plan
+                    continue
+                output = RowOutput(plan, cache, prompt_bytes=cache.bytes(), timing=Timing(seconds, 0.0))
+                live = _Live(request, output, position=len(ids))
+                [token] = self._choose(logits.clone(), [live])
+                yield (request, output, plan) if live.take(token) else live
+
+    def _share_passes(self, plans: list[Plan]) -> list[list[Plan]]:
+        """Groups of plans that can compress one prompt pass; methods that change the pass have one of their own."""
+        sharing = [p for p in plans if not self.attachment.clusters(p)[0].changes_prompt]
+        alone = [[p] for p in plans if self.attachment.clusters(p)[0].changes_prompt]
+        return ([sharing] if sharing else []) + alone
+
+    @staticmethod
+    def _choose(logits: torch.Tensor, rows: list[_Live]) -> list[int]:
+        """Greedy tokens; a row that cannot stop yet takes its best other token."""
+        for i, row in enumerate(rows):
+            if row.cannot_stop:
+                logits[i, row.request.stops] = -torch.inf
+        if len(rows) > 1:
+            best = logits.topk(2, dim=-1).values
+            for row, gap in zip(rows, (best[:, 0] - best[:, 1]).tolist(), strict=True):
+                row.output.near_ties += gap < NEAR_TIE
+        return logits.argmax(dim=-1).tolist()
+
+    def _regroup(self, staying: list[int], entering: list[_Live]) -> None:
+        """Changes who is in flight. One row decodes on its own cache; several share a batch cache."""
+        if not entering and len(staying) == len(self._live):
+            return
+        rows = [self._live[i] for i in staying] + entering
+        # A single row keeps being read from the batch it is in; only a row that was alone starts one.
+        if self._batch is None and len(rows) > 1:
+            self._batch = BatchCache(self.attachment)
+            staying, entering = [], rows
+        if self._batch is not None:
+            slack = max((row.request.max_new - len(row.output.tokens) for row in rows), default=0)
+            self._batch.regroup(staying, [row.output.cache for row in entering], slack)
+        self._live = rows
+        if not rows:
+            self._batch = None
+
+    def _step(self) -> Iterator[tuple[Request, RowOutput, Plan]]:
+        rows, device = self._live, self.model.device
+        tokens = torch.tensor([[row.output.tokens[-1]] for row in rows], device=device)
+        positions = torch.tensor([[row.position] for row in rows], device=device)
+        cache = rows[0].output.cache if self._batch is None else self._batch
+        start = time.perf_counter()
+        chosen = self._choose(forward(self.model, tokens, cache, positions), rows)  # tolist() waits for the device
+        seconds = time.perf_counter() - start
+        self.counters.decode_forwards += 1
+        self.counters.decoded_rows += len(rows)
+        finished = []
+        for i, (row, token) in enumerate(zip(rows, chosen, strict=True)):
+            row.position += 1
+            row.steps += 1
+            row.shared += len(rows)
+            timing = row.output.timing
+            timing.decode_s = None if len(rows) > 1 or timing.decode_s is None else timing.decode_s + seconds
+            if row.take(token):
+                finished.append(i)
+                row.output.rows_in_flight = row.shared / row.steps
+        if finished:
+            self._regroup([i for i in range(len(rows)) if i not in finished], [])
+        for i in finished:
+            yield rows[i].request, rows[i].output, rows[i].output.plan
 
 
-def _generate_hf(
-    model: PreTrainedModel, ids: torch.Tensor, cache: KVCache, max_new: int, min_new: int, stops: list[int]
-) -> RowOutput:
-    """The same row through transformers' `generate`, every processor of the checkpoint neutralised."""
+def _generate_hf(model: PreTrainedModel, request: Request, attachment: Attachment) -> RowOutput:
+    """One row through transformers' `generate`, every processor of the checkpoint neutralised."""
     never = model.config.get_text_config(decoder=True).vocab_size  # an id no model emits: unset ids would be inherited
     config = GenerationConfig(
-        max_new_tokens=max_new,
-        min_new_tokens=min_new or None,
+        max_new_tokens=request.max_new,
+        min_new_tokens=request.min_new or None,
         do_sample=False,
         num_beams=1,
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
-        eos_token_id=stops or never,
-        pad_token_id=stops[0] if stops else 0,
+        eos_token_id=request.stops or never,
+        pad_token_id=request.stops[0] if request.stops else 0,
     )
-    with _clock(ids.device) as seconds:
-        out = model.generate(
-            ids[None],
-            attention_mask=torch.ones_like(ids)[None],
-            generation_config=config,
-            **{cache_keyword(model): cache},
-        )
-    tokens = out[0, ids.shape[0] :].tolist()
-    finish = tokens[-1] if tokens and tokens[-1] in stops else "length"
-    return RowOutput(tokens, finish, cache, Timing(None, seconds[0]))
+    ids = request.ids.to(model.device)
+    plan = request.plans[0]
+    cache = attachment.new_cache(
+        plan, example_id=request.example_id, max_new_tokens=request.max_new, sampler=request.sampler
+    )
+    start = _now(ids.device)
+    out = model.generate(
+        ids[None],
+        attention_mask=torch.ones_like(ids)[None],
+        generation_config=config,
+        **{cache_keyword(model): cache},
+    )
+    tokens = out[0, len(ids) :].tolist()
+    finish = tokens[-1] if tokens[-1] in request.stops else "length"
+    return RowOutput(plan, cache, tokens, finish, Timing(None, _now(ids.device) - start))
+
+
+def generate_rows(
+    model: PreTrainedModel, requests: Iterable[Request], *, batch_size: int = 1, decode: str = "auto"
+) -> Iterator[tuple[Request, RowOutput | Exception, Plan]]:
+    """Rows of all requests as they finish; see `Decoder.run`. The `hf` path takes one row at a time."""
+    attachment = get_attachment(model)
+    if decode != "hf":
+        yield from Decoder(model, batch_size).run(requests)
+        return
+    for request in requests:
+        for plan in request.plans:
+            alone = Request(**{**request.__dict__, "plans": [plan]})
+            try:
+                yield request, _generate_hf(model, alone, attachment), plan
+            except (ValueError, torch.OutOfMemoryError) as error:
+                yield request, error, plan
 
 
 def _as_rows(input_ids: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -188,7 +368,8 @@ def generate(
     eos_token_id: int | Sequence[int] | None = None,
     decode: str = "auto",
     example_id: str | Sequence[str] | None = None,
-    sampler: Any = None,
+    sampler: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    batch_size: int | None = None,
 ) -> GenerationOutput:
     """Greedy generation with the attached method.
 
@@ -196,14 +377,15 @@ def generate(
         input_ids: (S,), (B, S) without padding, or a list of 1-D tensors of any lengths.
         min_new_tokens: so many first tokens cannot be stops.
         eos_token_id: None takes the checkpoint's ids, an empty list never stops.
-        decode: "loop" (our own), "hf" (transformers' generate), "auto" (the loop).
-        example_id: what randomised methods derive their draws from, one per row.
+        decode: "loop" (our own), "hf" (transformers' generate, one row at a time), "auto" (the loop).
+        example_id: what randomised methods derive their draws from, one per row or one for all.
         sampler: replaces the draw of a randomised method.
+        batch_size: rows that decode together; default all.
 
     Raises:
         ValueError: no method is attached, bad shapes or counts.
     """
-    attachment: Attachment | None = get_attachment(model)
+    attachment = get_attachment(model)
     if attachment is None:
         raise ValueError(
             "no method is attached to this model: call attach(model, method=...) first, e.g. method='fullkv'"
@@ -215,15 +397,19 @@ def generate(
             f"max_new_tokens={max_new_tokens}, min_new_tokens={min_new_tokens}: need 0 <= min <= max, max >= 1"
         )
     prompts = _as_rows(input_ids)
-    names = [example_id or ""] * len(prompts) if example_id is None or isinstance(example_id, str) else list(example_id)
+    names = [example_id or ""] * len(prompts) if example_id is None or isinstance(example_id, str) else example_id
     if len(names) != len(prompts):
         raise ValueError(f"{len(names)} example ids for {len(prompts)} prompts")
-    run = _generate_hf if decode == "hf" else _generate_loop
     stops = stop_ids(model, eos_token_id)
-    rows = []
-    for ids, name in zip(prompts, names, strict=True):
-        cache = attachment.new_cache(example_id=name, max_new_tokens=max_new_tokens, sampler=sampler)
-        rows.append(run(model, ids.to(model.device), cache, max_new_tokens, min_new_tokens, stops))
+    requests = [
+        Request(ids, max_new_tokens, min_new_tokens, stops, [attachment.plan], name, sampler, tag=i)
+        for i, (ids, name) in enumerate(zip(prompts, names, strict=True))
+    ]
+    rows: list[RowOutput | None] = [None] * len(prompts)
+    for request, row, _ in generate_rows(model, requests, batch_size=batch_size or len(prompts), decode=decode):
+        if isinstance(row, Exception):
+            raise row
+        rows[request.tag] = row
     sequences = [
         torch.cat([ids, torch.tensor(row.tokens, dtype=ids.dtype, device=ids.device)])
         for ids, row in zip(prompts, rows, strict=True)

@@ -20,9 +20,9 @@ from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from kvfactory.backends import Backend, get_backend
-from kvfactory.cache.kv_cache import KVCache, KVLayer
+from kvfactory.cache.kv_cache import AttachedCache, AttendedLayer, KVCache
 from kvfactory.capability import FAMILIES, check_combination, check_sliding
-from kvfactory.methods.base import KVCluster, LayerShape
+from kvfactory.methods.base import KVCluster, LayerShape, PromptContext
 from kvfactory.plan import Plan, make_plan
 
 ATTENTION_NAME = "kvfactory"
@@ -36,16 +36,16 @@ class LayerSlot:
     """What one attention module needs to find its method: hung on the module as `kv_slot`.
 
     Attributes:
-        index: position among the compressible layers; model_layer: position among all layers.
+        model_layer: position among all layers.
+        cluster: the attached method at this layer; None where transformers keeps the layer itself (sliding window).
         bound: the cache layer whose `update` has just run, taken by the attention call that follows.
     """
 
-    cluster: KVCluster
     backend: Backend
-    index: int
     model_layer: int
     module: nn.Module
-    bound: KVLayer | None = None
+    cluster: KVCluster | None = None
+    bound: AttendedLayer | None = None
 
 
 def kv_attention(
@@ -67,23 +67,17 @@ def kv_attention(
     Args:
         query: (B, Hq, t, D); key, value: (B, Hk, t, D) new tokens, or everything of a layer that is not ours.
     """
-    slot: LayerSlot | None = getattr(module, "kv_slot", None)
-    backend = slot.backend if slot is not None else module.kv_backend
-    layer = slot.bound if slot is not None else None
+    slot: LayerSlot = module.kv_slot
+    layer, slot.bound = slot.bound, None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if kwargs.get("output_attentions"):
         raise ValueError("output_attentions=True is not available while a method is attached: no weights are built")
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         raise ValueError("this model caps or biases its attention logits, which kvfactory does not reproduce")
-    if layer is not None and layer.store is not None:
-        slot.bound = None
-        return layer.attend(query, scale), None
-    causal = attention_mask is None and query.shape[2] > 1 and key.shape[2] == query.shape[2]
-    out = backend(query, key, value, scale=scale, causal=causal, mask=attention_mask)
     if layer is not None:
-        slot.bound = None
-        layer.finish_prompt(query, key, value)
-    return out, None
+        return layer.attend(query, key, value, attention_mask, scale), None
+    causal = attention_mask is None and query.shape[2] > 1
+    return slot.backend(query, key, value, scale=scale, causal=causal, mask=attention_mask), None
 
 
 def padding_or_none(*args: Any, **kwargs: Any) -> torch.Tensor | None:
@@ -104,7 +98,7 @@ class Attachment:
     """One method on one model, until `detach`.
 
     Attributes:
-        slots: one `LayerSlot` per compressible layer, in model order.
+        all_slots: one `LayerSlot` per attention layer, in model order; slots: those of compressible layers.
     """
 
     def __init__(self, model: PreTrainedModel, plan: Plan, backend_name: str):
@@ -119,30 +113,20 @@ class Attachment:
         native = self._native_layers(model)
         ours = [i for i in modules if _is_full_attention(native, i)]
         check_sliding(plan.method, plan.cluster.capability, len(modules) - len(ours), len(modules))
-        self.slots: list[LayerSlot] = []
-        for index, i in enumerate(ours):
-            module = modules[i]
-            shape = LayerShape(
-                layer_idx=index,
-                num_layers=len(ours),
-                num_heads=config.num_attention_heads,
-                num_kv_heads=config.num_key_value_heads,
-                head_dim=module.head_dim,
-            )
-            cluster = plan.build(shape)
-            cluster.scale = module.scaling
-            self.slots.append(LayerSlot(cluster, backend, index, i, module))
+        self.all_slots = [LayerSlot(backend, i, module) for i, module in modules.items()]
+        self.slots = [slot for slot in self.all_slots if slot.model_layer in ours]
+        self._heads = (config.num_attention_heads, config.num_key_value_heads)
+        self._clusters: dict[int, tuple[Plan, list[KVCluster]]] = {}
+        for slot, cluster in zip(self.slots, self.clusters(plan), strict=True):
+            slot.cluster = cluster
         model.set_attn_implementation(ATTENTION_NAME)
         if model.config._attn_implementation != ATTENTION_NAME:
             raise ValueError(
                 f"{type(model).__name__} does not take its attention from transformers' AttentionInterface, so no "
                 f"method can be attached; supported families: {', '.join(FAMILIES)}"
             )
-        for module in modules.values():
-            module.kv_backend = backend
-        for slot in self.slots:
+        for slot in self.all_slots:
             slot.module.kv_slot = slot
-        self._modules = modules
         self._hook = model.register_forward_pre_hook(self._take_over_cache, with_kwargs=True)
 
     @property
@@ -155,27 +139,36 @@ class Attachment:
     def _native_layers(model: PreTrainedModel) -> list[Any]:
         return list(DynamicCache(config=model.config).layers)
 
-    def new_cache(self, **kwargs: Any) -> KVCache:
-        """A fresh `KVCache` of this method for one generation."""
+    def clusters(self, plan: Plan) -> list[KVCluster]:
+        """One cluster per compressible layer for `plan`, the attached one or another that shares the prompt pass."""
+        if id(plan) not in self._clusters:
+            built = []
+            for index, slot in enumerate(self.slots):
+                cluster = plan.build(LayerShape(index, len(self.slots), *self._heads, slot.module.head_dim))
+                cluster.scale = slot.module.scaling
+                built.append(cluster)
+            self._clusters[id(plan)] = (plan, built)
+        return self._clusters[id(plan)][1]
+
+    def new_cache(self, plan: Plan | None = None, **kwargs: Any) -> KVCache:
+        """A fresh `KVCache` for one generation with `plan`, by default the attached one."""
         model = self.model
         native = self._native_layers(model)
         count = model.config.get_text_config(decoder=True).num_hidden_layers
         native += [DynamicLayer() for _ in range(count - len(native))]
-        return KVCache(self, native, **kwargs)
+        return KVCache(self, plan or self.plan, native, **kwargs)
 
     def full_bytes(self, length: int, itemsize: int) -> int:
         """Bytes of `length` tokens of one row at kv heads, compressible layers only."""
-        return sum(2 * s.cluster.shape.num_kv_heads * s.cluster.shape.head_dim * length * itemsize for s in self.slots)
+        return sum(2 * self._heads[1] * slot.module.head_dim * length * itemsize for slot in self.slots)
 
-    def resolve_budget(self, prompt_len: int) -> int:
-        """The budget in tokens for a prompt of `prompt_len` tokens, checked against the method's settings."""
-        from kvfactory.methods.base import PromptContext
+    def resolve_budget(self, plan: Plan, prompt_len: int) -> int:
+        """The budget of `plan` in tokens for a prompt of `prompt_len` tokens, checked against the method's settings."""
 
         def stored(tokens: int) -> int:
             ctx = PromptContext(prompt_len=prompt_len, budget=tokens)
-            return sum(2 * sum(s.cluster.declared(ctx)) * s.cluster.shape.head_dim for s in self.slots)
+            return sum(2 * sum(c.declared(ctx)) * c.shape.head_dim for c in self.clusters(plan))
 
-        plan = self.plan
         budget = plan.budget.resolve(prompt_len, stored, self.full_bytes(prompt_len, 1))
         if plan.budget.tokens is None and budget < prompt_len:
             plan.settings.validate(budget)
@@ -191,7 +184,7 @@ class Attachment:
             cache = kwargs.get(name)
             if cache is None:
                 continue
-            if not isinstance(cache, KVCache):
+            if not isinstance(cache, AttachedCache):
                 if kwargs.get("use_cache") is False:
                     continue
                 if cache.get_seq_length() > 0:
@@ -205,7 +198,7 @@ class Attachment:
             self._refuse_padding(cache, kwargs.get("attention_mask"))
         return args, kwargs
 
-    def _refuse_padding(self, cache: KVCache, mask: torch.Tensor | None) -> None:
+    def _refuse_padding(self, cache: AttachedCache, mask: torch.Tensor | None) -> None:
         prompt = cache.get_seq_length() == 0
         if prompt and mask is not None and self.plan.cluster.capability.stage != "none" and not bool(mask.all()):
             raise ValueError(
@@ -216,9 +209,8 @@ class Attachment:
     def remove(self) -> None:
         """Takes the method off the model; its outputs are stock again, bit for bit."""
         self._hook.remove()
-        for module in self._modules.values():
-            module.__dict__.pop("kv_slot", None)
-            del module.kv_backend
+        for slot in self.all_slots:
+            del slot.module.kv_slot
         self.model.set_attn_implementation(self._stock_attention)
 
 

@@ -1,18 +1,19 @@
 """Attention backends with one signature; the group size is read from the shapes, so stored heads may be Hk or Hq.
 
-`attend(q, k, v, *, scale, causal, mask)`: q (B, Hq, t, D), k and v (B, Hs, n, D) -> (B, t, Hq, D), the layout in which
-transformers expects attention outputs. `causal` is bottom-right aligned with t == n; `mask` is bool, true where
+`backend(q, k, v, *, scale, causal, mask)`: q (B, Hq, t, D), k and v (B, Hs, n, D) -> (B, t, Hq, D), the layout in which
+transformers expects attention outputs. `causal` means t == n and position i sees 0..i; `mask` is bool, true where
 attended, broadcastable to (B, Hq, t, n), and excludes `causal`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 
-class Backend(Protocol):
+class Attend(Protocol):
     def __call__(
         self,
         q: torch.Tensor,
@@ -23,6 +24,26 @@ class Backend(Protocol):
         causal: bool,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A named backend; calling it attends."""
+
+    name: str
+    attend: Attend
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        causal: bool,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self.attend(q, k, v, scale=scale, causal=causal, mask=mask)
 
 
 def get_backend(name: str) -> Backend:
@@ -43,4 +64,4 @@ def get_backend(name: str) -> Backend:
         raise ValueError(
             f"--attn_implementation {name!r} is not one of eager, sdpa, flash_attention_2, flash_attention_3"
         )
-    return attend
+    return Backend(name, attend)

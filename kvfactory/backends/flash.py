@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kvfactory.backends import Backend
+from kvfactory.backends import Attend
 from kvfactory.backends.sdpa import attend as sdpa_attend
 
 _PACKAGES = {
@@ -17,7 +17,7 @@ _PACKAGES = {
 }
 
 
-def make_attend(name: str) -> Backend:
+def make_attend(name: str) -> Attend:
     """The backend for `name`.
 
     Raises:

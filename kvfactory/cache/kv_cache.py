@@ -1,4 +1,4 @@
-"""The cache that transformers carries through a model: one layer object per attention layer.
+"""The caches that transformers carries through a model: one layer object per attention layer.
 
 Two lengths never mix: `get_seq_length` is the logical length, tokens seen, from which the model derives positions; a
 store's length is what is held.
@@ -6,66 +6,55 @@ store's length is what is held.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from kvfactory.cache.ragged import RaggedStore
 from kvfactory.cache.store import DECODE_SLACK, DenseStore, Store
-from kvfactory.methods.base import PromptContext
-from kvfactory.ops.select import gather_tokens
+from kvfactory.methods.base import Kept, KVCluster, PromptContext, RaggedKept
+from kvfactory.ops.select import gather_ragged, gather_tokens
 
 if TYPE_CHECKING:
     from kvfactory.monkeypatch import Attachment, LayerSlot
+    from kvfactory.plan import Plan
 
 
-class KVLayer(CacheLayerMixin):
-    """One full-attention layer: passes the prompt's keys and values through, then holds what the method kept."""
+class AttendedLayer(CacheLayerMixin):
+    """A cache layer that answers the attention call following its `update`, through the slot of its module."""
 
     is_sliding = False
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, slot: LayerSlot, cache: KVCache):
+    def __init__(self, slot: LayerSlot):
         super().__init__()
         self.slot = slot
-        self.cache = cache
         self.seen = 0
-        self.store: Store | None = None
 
     def update(self, k: torch.Tensor, v: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes new keys and values (B, Hk, t, D) and binds this layer to the attention call that follows."""
         self.seen += k.shape[2]
         self.is_initialized = True
-        if self.store is not None:
-            self.store.append(k, v)
+        self.append(k, v)
         self.slot.bound = self
         return k, v
 
-    def finish_prompt(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Compresses and stores the prompt once its attention is computed; nothing refers to k and v afterwards."""
-        kept = self.slot.cluster.compress(q, k, v, self.cache.context(k.shape[2]))
-        if kept is not None:
-            k = gather_tokens(k, kept.indices) if kept.keys is None else kept.keys
-            v = gather_tokens(v, kept.indices) if kept.values is None else kept.values
-        self.store = DenseStore(k, v, slack=self.cache.slack)
-        if self.cache.record_positions and kept is not None:
-            self.store.positions = kept.indices.to(torch.int32)
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Stores new tokens, if they are to be stored before the attention."""
+        raise NotImplementedError
 
-    def attend(self, q: torch.Tensor, scale: float) -> torch.Tensor:
-        """Decode read of q (B, Hq, t, D) over what is stored -> (B, t, Hq, D)."""
-        visible = self.slot.cluster.select(q, self.store, self.cache.context(None))
-        return self.store.attend(q, scale=scale, backend=self.slot.backend, visible=visible)
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+    ) -> torch.Tensor:
+        """The attention of q (B, Hq, t, D), whose own keys and values are k and v -> (B, t, Hq, D)."""
+        raise NotImplementedError
 
     def get_seq_length(self, *args: Any) -> int:
         return self.seen
-
-    def get_mask_sizes(self, query: Any) -> tuple[int, int]:
-        """(kv length, kv offset) of the mask the model would build for a query of so many tokens."""
-        t = query if isinstance(query, int) else query.shape[0]
-        stored = self.seen if self.store is None else self.store.view()[0].shape[2]
-        return stored + t, self.seen - stored
 
     def get_max_length(self) -> int:
         return -1
@@ -73,10 +62,7 @@ class KVLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
 
     def lazy_initialization(self, *args: Any) -> None:
-        """Nothing to prepare: the store is made when the prompt is finished."""
-
-    def reset(self) -> None:
-        self.seen, self.store, self.is_initialized = 0, None, False
+        """Nothing to prepare: stores are made when a prompt is finished."""
 
     def _refuse(self, what: str) -> None:
         raise ValueError(
@@ -90,6 +76,65 @@ class KVLayer(CacheLayerMixin):
         self._refuse("assisted decoding")
 
 
+class KVLayer(AttendedLayer):
+    """One full-attention layer of one generation: passes the prompt through, then holds what the method kept."""
+
+    def __init__(self, slot: LayerSlot, cluster: KVCluster, cache: KVCache):
+        super().__init__(slot)
+        self.cluster = cluster
+        self.cache = cache
+        self.store: Store | None = None
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        if self.store is not None:
+            self.store.append(k, v)
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+    ) -> torch.Tensor:
+        if self.store is not None:
+            # The model's own mask fits what is stored only while nothing was dropped; it matters for padded prompts.
+            return self.read(q, scale, mask if self.cluster.capability.stage == "none" else None)
+        ctx = self.cache.context(k.shape[2])
+        k, v = self.cluster.before_attend(q, k, v, ctx)
+        out = self.slot.backend(q, k, v, scale=scale, causal=mask is None and q.shape[2] > 1, mask=mask)
+        self.finish_prompt(q, k, v)
+        return out
+
+    def read(self, q: torch.Tensor, scale: float, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Attention of q (B, Hq, t, D) over what is stored, its own keys appended already."""
+        visible = self.cluster.select(q, self.store, self.cache.context(None)) if mask is None else mask
+        return self.store.attend(q, scale=scale, backend=self.slot.backend, visible=visible)
+
+    def finish_prompt(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Compresses and stores the prompt once its attention is computed; nothing refers to k and v afterwards."""
+        self.seen = k.shape[2]
+        kept = self.cluster.compress(q, k, v, self.cache.context(k.shape[2]))
+        gather = gather_ragged if isinstance(kept, RaggedKept) else gather_tokens
+        if kept is not None:
+            k, v = (
+                gather(x, kept) if replaced is None else replaced for x, replaced in ((k, kept.keys), (v, kept.values))
+            )
+        if isinstance(kept, RaggedKept):
+            self.store = RaggedStore.build(k, v, kept.lengths.view(q.shape[0], -1), self.cache.slack)
+        else:
+            self.store = DenseStore(k, v, slack=self.cache.slack)
+        if self.cache.record_positions and isinstance(kept, Kept):
+            self.store.positions = kept.indices.to(torch.int32)
+
+    def get_mask_sizes(self, query: Any) -> tuple[int, int]:
+        """(kv length, kv offset) of the mask the model would build for a query of so many tokens.
+
+        Reads of a store build their own masks, so only the prompt's and a padded FullKV's matter.
+        """
+        t = query if isinstance(query, int) else query.shape[0]
+        stored = self.seen if not isinstance(self.store, DenseStore) else self.store.length
+        return stored + t, self.seen - stored
+
+    def reset(self) -> None:
+        self.seen, self.store, self.is_initialized = 0, None, False
+
+
 @dataclass(frozen=True)
 class CacheBytes:
     """Bytes of a cache: slots in use, auxiliary data, storage held with slack."""
@@ -99,7 +144,19 @@ class CacheBytes:
     alloc: int
 
 
-class KVCache(Cache):
+class AttachedCache(Cache):
+    """Base of every cache that an attached model accepts."""
+
+    def __init__(self, attachment: Attachment, layers: list[CacheLayerMixin]):
+        self.attachment = attachment
+        super().__init__(layers=layers)
+
+    def get_seq_length(self, layer_idx: int | None = None) -> int:
+        """Tokens seen. Sliding layers count the same, so any layer may be asked."""
+        return self.layers[self.attachment.slots[0].model_layer if layer_idx is None else layer_idx].get_seq_length()
+
+
+class KVCache(AttachedCache):
     """What one generation holds. Made by `Attachment.new_cache`.
 
     Attributes:
@@ -109,33 +166,33 @@ class KVCache(Cache):
     def __init__(
         self,
         attachment: Attachment,
+        plan: Plan,
         native_layers: list[CacheLayerMixin],
         *,
         example_id: str = "",
         max_new_tokens: int | None = None,
-        sampler: Any = None,
+        sampler: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ):
         """`native_layers` are transformers' own, one per model layer; full-attention ones are replaced by ours."""
-        self.attachment = attachment
+        self.plan = plan
         self.example_id = example_id
         self.sampler = sampler
         self.slack = DECODE_SLACK if max_new_tokens is None else max_new_tokens
         self.record_positions = False
         self._context: PromptContext | None = None
         layers = list(native_layers)
-        for slot in attachment.slots:
-            layers[slot.model_layer] = KVLayer(slot, self)
-        super().__init__(layers=layers)
+        for slot, cluster in zip(attachment.slots, attachment.clusters(plan), strict=True):
+            layers[slot.model_layer] = KVLayer(slot, cluster, self)
+        super().__init__(attachment, layers)
 
     def context(self, prompt_len: int | None) -> PromptContext:
         """Facts of this example; made at the first layer of the prompt, with its length."""
         if self._context is None:
             assert prompt_len is not None, "decode before any prompt"
-            plan = self.attachment.plan
             self._context = PromptContext(
                 prompt_len=prompt_len,
-                budget=self.attachment.resolve_budget(prompt_len) if plan.uses_budget else prompt_len,
-                seed=plan.seed,
+                budget=self.attachment.resolve_budget(self.plan, prompt_len) if self.plan.uses_budget else prompt_len,
+                seed=self.plan.seed,
                 example_id=self.example_id,
                 sampler=self.sampler,
             )
@@ -185,11 +242,6 @@ class KVCache(Cache):
 
     def full_bytes(self, length: int | None = None) -> int:
         """What FullKV would hold after `length` tokens (default: all tokens seen), at kv heads and the same dtype."""
-        length = self.get_seq_length(self.attachment.slots[0].model_layer) if length is None else length
-        layer = self.kv_layers[0]
-        k, v = layer.store.view()
-        return self.attachment.full_bytes(length, k.element_size()) * k.shape[0] + self._native_bytes()
-
-    def get_seq_length(self, layer_idx: int | None = None) -> int:
-        """Tokens seen. Sliding layers count the same, so any layer may be asked."""
-        return self.layers[self.attachment.slots[0].model_layer if layer_idx is None else layer_idx].get_seq_length()
+        length = self.get_seq_length() if length is None else length
+        store = self.kv_layers[0].store
+        return self.attachment.full_bytes(length, store.itemsize) * store.rows + self._native_bytes()

@@ -39,6 +39,16 @@ class Store(ABC):
 
     @property
     @abstractmethod
+    def rows(self) -> int:
+        """Sequences held."""
+
+    @property
+    @abstractmethod
+    def itemsize(self) -> int:
+        """Bytes of one stored number."""
+
+    @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Bytes of the slots in use."""
 
@@ -100,9 +110,19 @@ class DenseStore(Store):
     ) -> torch.Tensor:
         k, v = self.view()
         t = q.shape[2]
-        if t > 1:  # a later turn: every stored token is in the past, the new ones are causal among themselves
+        if (
+            t > 1 and visible is None
+        ):  # a later turn: every stored token is in the past, the new ones are causal among themselves
             visible = torch.ones(t, self.length, dtype=torch.bool, device=q.device).tril(self.length - t)[None, None]
         return backend(q, k, v, scale=scale, causal=False, mask=visible)
+
+    @property
+    def rows(self) -> int:
+        return self._k.shape[0]
+
+    @property
+    def itemsize(self) -> int:
+        return self._k.element_size()
 
     @property
     def nbytes(self) -> int:

@@ -100,6 +100,8 @@ class KVCluster:
 
     name: ClassVar[str]
     capability: ClassVar[Capability]
+    heads_declared: ClassVar[bool] = True
+    """Whether `declared` holds per head; False where only the layer's total is known before the prompt runs."""
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
 
     def __init__(
@@ -121,6 +123,31 @@ class KVCluster:
     def declared(self, ctx: PromptContext) -> list[int]:
         """Kept prompt tokens per stored head of this layer, known before the prompt runs."""
         return [ctx.prompt_len] * self.shape.num_kv_heads
+
+    def declared_bounds(self, ctx: PromptContext) -> tuple[int, int]:
+        """Least and most kept tokens of this layer's stored heads together."""
+        total = sum(self.declared(ctx))
+        return total, total
+
+    def mismatch(self, stored: list[int], ctx: PromptContext) -> str | None:
+        """The proof of compression: what is wrong with `stored` slots per head, or None when they are as declared."""
+        least, most = self.declared_bounds(ctx)
+        if not least <= sum(stored) <= most:
+            return f"{sum(stored)} slots are stored and {least} to {most} declared"
+        if self.heads_declared and stored != self.declared(ctx):
+            return f"heads store {stored} slots and {self.declared(ctx)} are declared"
+        return None
+
+    @property
+    def changes_prompt(self) -> bool:
+        """Whether the prompt pass itself depends on the method, so that it cannot be shared with others."""
+        return type(self).before_attend is not KVCluster.before_attend
+
+    def before_attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values that the prompt's attention and `compress` see instead; only CAM's leak changes them."""
+        return k, v
 
     def compress(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext

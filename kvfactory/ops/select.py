@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from kvfactory.methods.base import Kept, RaggedKept
 
 
 def rank_keys(scores: torch.Tensor) -> torch.Tensor:
@@ -38,11 +43,22 @@ def with_window(selected: torch.Tensor, prompt_len: int, window: int) -> torch.T
     return torch.cat([selected, tail.expand(*selected.shape[:-1], window)], dim=-1)
 
 
-def gather_tokens(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Rows of `x` (B, Hk, S, D) at `indices` (B, Hs, n) -> contiguous (B, Hs, n, D).
+def gather_ragged(x: torch.Tensor, kept: RaggedKept) -> torch.Tensor:
+    """Rows of `x` (B, Hk, S, D) at ragged positions -> (N, D), segments back to back as in `kept`."""
+    B, Hk, S, D = x.shape
+    lengths = kept.lengths.to(x.device)
+    copies = lengths.numel() // (B * Hk)
+    head = torch.arange(lengths.numel(), device=x.device) // copies
+    base = torch.repeat_interleave(head * S, lengths, output_size=kept.indices.numel())
+    return x.reshape(B * Hk * S, D)[base + kept.indices]
+
+
+def gather_tokens(x: torch.Tensor, kept: Kept | torch.Tensor) -> torch.Tensor:
+    """Rows of `x` (B, Hk, S, D) at indices (B, Hs, n) -> contiguous (B, Hs, n, D).
 
     Hs is Hk, or Hq with query head h reading kv head h // (Hq / Hk); keys and values are never repeated first.
     """
+    indices = kept if isinstance(kept, torch.Tensor) else kept.indices
     B, Hk, _, D = x.shape
     _, Hs, n = indices.shape
     grouped = indices.reshape(B, Hk, (Hs // Hk) * n, 1).expand(-1, -1, -1, D)
