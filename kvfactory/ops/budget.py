@@ -104,7 +104,8 @@ def water_fill(demand: np.ndarray, weights: np.ndarray, limit: int, total: int) 
             break
     counts = np.floor(given + 1e-9).astype(np.int64)
     open_heads = np.flatnonzero(counts < limit)
-    order = open_heads[np.argsort(counts[open_heads] - given[open_heads], kind="stable")]
+    remainders = np.round(given[open_heads] - counts[open_heads], 9)  # equal ones differ by float noise
+    order = open_heads[np.argsort(-remainders, kind="stable")]
     counts[order[: total - counts.sum()]] += 1
     assert counts.sum() == total, (counts.sum(), total)
     return counts.reshape(demand.shape)
