@@ -182,10 +182,10 @@ class PromptEncoder:
 
     def stop_ids(self, task: Task) -> list[int]:
         """Token ids that end the generation: the checkpoint's, the turn ends, and a newline where the task asks."""
-        stops = list(self._base_stops)
-        if task.newline_stop or task.name in self._newline_stop:
-            stops.append(self.tokenizer.encode("\n", add_special_tokens=False)[-1])
-        return list(dict.fromkeys(stops))
+        if not task.newline_stop and task.name not in self._newline_stop:
+            return list(self._base_stops)
+        newline = self.tokenizer.encode("\n", add_special_tokens=False)[-1]
+        return list(dict.fromkeys([*self._base_stops, newline]))
 
     def min_new_tokens(self, task: Task) -> int:
         """1 where the first new token cannot be a stop: samsum, or every dataset in protocol factory."""

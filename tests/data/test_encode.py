@@ -88,6 +88,10 @@ def test_lone_surrogates_are_replaced(base_tokenizer, config):
         (LETTERS + "?", "abc", True),
         (LETTERS + "?", "TUV", False),  # the cut is inside
         (LETTERS + "?", "mnop", False),
+        (LETTERS + "?", "VWX", False),  # its first letter is the last one removed
+        (LETTERS + "?", "WXYZ", True),
+        (LETTERS + "?", "abcd", True),
+        (LETTERS + "?", "abcde", False),
         (LETTERS + "?", "", True),
         (LETTERS + "?", None, True),
         ("mnop" + LETTERS + "?", "mnop", False),  # the last occurrence is the question, not its echo in the context
@@ -295,7 +299,7 @@ def test_stop_ids_come_from_the_generation_config(base_tokenizer, config):
     class Generation:
         eos_token_id = [7, own, 7]
 
-    assert stops(Generation) == [7, own]
+    assert stops(Generation) == [7, own]  # each id once
     Generation.eos_token_id = 3
     assert stops(Generation) == [3, own]
     Generation.eos_token_id = None
