@@ -41,7 +41,8 @@ class RaggedStore(Store):
         self._k, self._v = k, v
         self._host_starts, self._host_lengths, self._capacities = starts, lengths, capacities
         self._prompt_lengths = lengths.clone() if prompt_lengths is None else prompt_lengths
-        self._starts, self._lengths = starts.to(k.device), lengths.to(k.device)
+        # Copies: on the CPU `to` alone would make host and device lengths one tensor, advanced twice.
+        self._starts, self._lengths = starts.to(k.device), lengths.to(k.device, copy=True)
         self._buckets: list[tuple[torch.Tensor, torch.Tensor, int]] | None = None
         self._bucket_room = 0
 
