@@ -118,11 +118,11 @@ class Scissorhands(TokenSelector):
         s, S = self.settings, ctx.prompt_len
         first_row = max(0, S - s.scissor_window)
         counts, sums = low_weight_counts(q, k, scale=self.scale, first_row=first_row)
-        counts = counts.float()
-        if s.scissor_normalize:
-            counts /= S - torch.arange(S, device=k.device).clamp_min(first_row)
         inner = slice(s.sinks, S - s.scissor_recent)
-        return self.per_stored_head(counts[..., inner]), self.per_stored_head(sums[..., inner])
+        counts, sums = self.per_stored_head(counts[..., inner].float()), self.per_stored_head(sums[..., inner])
+        if s.scissor_normalize:  # after the group, whose sum of whole numbers is exact: equal counts must stay equal
+            counts = counts / (S - torch.arange(S, device=k.device)[inner].clamp_min(first_row))
+        return counts, sums
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
         """(B, Hs, S - sinks - recent): attention received, the ranking of scissor_score sum."""

@@ -34,15 +34,16 @@ def low_weight_counts(
     """
     B, Hq, S, _ = q.shape
     counts = torch.zeros(B, Hq, S, dtype=torch.int64, device=q.device)
-    sums = torch.zeros(B, Hq, S, dtype=torch.float32, device=q.device)
+    # Summed in float64, so that sums that are equal in exact arithmetic come out equal and tie.
+    sums = torch.zeros(B, Hq, S, dtype=torch.float64, device=q.device)
     for start, stop in _blocks(q, first_row, block_bytes):
         rows = attention_rows(q, k, start, stop, scale=scale)
         visible = torch.arange(start + 1, stop + 1, device=q.device)  # tokens seen by each row of the block
         low = rows * visible[:, None] < BELOW_AVERAGE
         low &= torch.arange(stop, device=q.device) < visible[:, None]
         counts[..., :stop] += low.sum(dim=2)
-        sums[..., :stop] += rows.sum(dim=2)
-    return counts, sums
+        sums[..., :stop] += rows.sum(dim=2, dtype=torch.float64)
+    return counts, sums.float()
 
 
 def unmasked_sums(

@@ -77,7 +77,9 @@ def test_rounded_mix_loses_only_what_rounding_explains(base, floor):
     lost = base * floor - int(base * floor)
     for row, adaptive in zip(mixed.tolist(), counts.tolist(), strict=True):
         assert abs(sum(row) - 9 * base + 9 * lost) <= 9 / 2 + 1e-3  # float32 rounding of the product
-        assert all(abs(c - (m * (1 - floor) + int(base * floor))) <= 0.5 + 1e-4 for c, m in zip(row, adaptive, strict=True))
+        assert all(
+            abs(c - (m * (1 - floor) + int(base * floor))) <= 0.5 + 1e-4 for c, m in zip(row, adaptive, strict=True)
+        )
         assert all(int(base * floor) - 1 <= c <= 120 for c in row)
 
 
