@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvfactory.registry import unknown_name
+
 STAGES = (
     "none",
     "prompt-evict",
@@ -17,6 +19,8 @@ STAGES = (
 BUDGET_MEANINGS = ("slots per head", "mean over layers", "mean over heads", "tokens attended", "none")
 GRANULARITIES = ("query_head", "kv_head")
 BACKENDS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")
+MERGES = ("pivot", "weighted")
+MERGE_TARGETS = ("kv", "v")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "phi3")
 
 
@@ -64,7 +68,14 @@ def check_choice(flag: str, value: str, choices: tuple[str, ...]) -> str:
 
 
 def check_combination(
-    method: str, capability: Capability, *, backend: str, granularity: str, gqa_score_agg: str = "mean"
+    method: str,
+    capability: Capability,
+    *,
+    backend: str,
+    granularity: str,
+    gqa_score_agg: str = "mean",
+    merge: str | None = None,
+    merge_target: str = "kv",
 ) -> None:
     """Refuses what cannot work, before weights load.
 
@@ -74,6 +85,16 @@ def check_combination(
     check_choice("attn_implementation", backend, BACKENDS)
     check_choice("kv_cache_granularity", granularity, GRANULARITIES)
     check_choice("gqa_score_agg", gqa_score_agg, ("mean", "max", "sum"))
+    check_choice("merge_target", merge_target, MERGE_TARGETS)
+    if merge not in (None, "none"):
+        if merge.lower() not in MERGES:
+            raise ValueError(unknown_name("merge", merge, list(MERGES)))
+        if not capability.drops_tokens:
+            raise ValueError(
+                f"--merge {merge} has nothing to merge: {method} stores every prompt token; use an evicting method"
+            )
+    elif merge_target != "kv":
+        raise ValueError(f"--merge_target {merge_target} is read with --merge only")
     if backend not in capability.backends:
         raise ValueError(
             f"{method} does not run on --attn_implementation {backend}; use one of {', '.join(capability.backends)}"

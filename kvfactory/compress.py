@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from kvfactory.budget import Budget
-from kvfactory.methods.base import LayerShape, PromptContext
-from kvfactory.ops.select import gather_tokens
+from kvfactory.methods.base import Kept, LayerShape, PromptContext, RaggedKept
+from kvfactory.ops.merge import merge_dropped
+from kvfactory.ops.select import gather_ragged, gather_tokens
 from kvfactory.plan import make_plan
 
 
@@ -65,10 +66,27 @@ def compress_prompt(
     if budget.bytes_percent is not None:
         raise ValueError("budget_bytes needs a model: give max_capacity_prompt or max_capacity_prompt_ratio")
     ctx = PromptContext(S, budget.resolve(S) if plan.uses_budget else S, plan.seed, example_id, sampler)
+    k, v = cluster.before_attend(q, k, v, ctx)
     kept = cluster.compress(q, k, v, ctx)
-    indices = torch.arange(S, device=k.device).expand(B, Hk, S) if kept is None else kept.indices
+    if kept is not None and plan.merge is not None:
+        kept = merge_dropped(k, v, kept, plan.merge, plan.merge_target)
+    if kept is None:
+        kept = Kept(torch.arange(S, device=k.device).expand(B, Hk, S))
+    if isinstance(kept, RaggedKept):
+        segments = kept.lengths.tolist()
+        rows = (
+            kept.indices,
+            *(gather_ragged(x, kept) if y is None else y for x, y in ((k, kept.keys), (v, kept.values))),
+        )
+        indices, keys, values = ([list(part) for part in _batched(x.split(segments), B)] for x in rows)
+        return KeptLists(indices, keys, values)
     heads = Hq if plan.granularity == "query_head" else Hk
+    rows = (kept.indices, *(gather_tokens(x, kept) if y is None else y for x, y in ((k, kept.keys), (v, kept.values))))
     # One list per head of the granularity asked for, also where the store shares one copy among a group.
-    indices = indices.repeat_interleave(heads // indices.shape[1], dim=1)
-    keys, values = gather_tokens(k, indices), gather_tokens(v, indices)
-    return KeptLists(*([list(row) for row in x] for x in (indices, keys, values)))
+    indices, keys, values = ([list(row) for row in x.repeat_interleave(heads // x.shape[1], dim=1)] for x in rows)
+    return KeptLists(indices, keys, values)
+
+
+def _batched(parts: tuple[torch.Tensor, ...], rows: int) -> list[tuple[torch.Tensor, ...]]:
+    per_row = len(parts) // rows
+    return [parts[i * per_row : (i + 1) * per_row] for i in range(rows)]

@@ -29,6 +29,8 @@ class Plan:
     gqa_score_agg: str
     preset: str
     seed: int
+    merge: str | None = None
+    merge_target: str = "kv"
     given: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -72,6 +74,8 @@ def make_plan(
     gqa_score_agg: str = "mean",
     preset: str = "factory",
     seed: int = 42,
+    merge: str | None = None,
+    merge_target: str = "kv",
     attn_implementation: str = "sdpa",
     **settings: Any,
 ) -> Plan:
@@ -82,6 +86,8 @@ def make_plan(
         max_capacity_prompt: kept prompt tokens per stored head, window included; 512 when no budget is given.
         max_capacity_prompt_ratio: fraction of the prompt kept, instead.
         budget_bytes: stored bytes in percent of FullKV's, instead.
+        merge: pivot or weighted: dropped tokens are averaged into kept ones at the end of the prompt.
+        merge_target: kv, or v for values only.
         settings: the method's own settings, under the command line's names.
 
     Raises:
@@ -97,6 +103,8 @@ def make_plan(
         backend=attn_implementation,
         granularity=kv_cache_granularity,
         gqa_score_agg=gqa_score_agg,
+        merge=merge,
+        merge_target=merge_target,
     )
     return Plan(
         cluster=cluster,
@@ -106,5 +114,7 @@ def make_plan(
         gqa_score_agg=gqa_score_agg,
         preset=preset,
         seed=seed,
+        merge=None if merge in (None, "none") else merge.lower(),
+        merge_target=merge_target,
         given=tuple(sorted(settings.items())),
     )

@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from kvfactory.cache.ragged import RaggedStore
 from kvfactory.cache.store import DECODE_SLACK, DenseStore, Store
 from kvfactory.methods.base import Kept, KVCluster, PromptContext, RaggedKept
+from kvfactory.ops.merge import merge_dropped
 from kvfactory.ops.select import gather_ragged, gather_tokens
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class KVLayer(AttendedLayer):
         """Compresses and stores the prompt once its attention is computed; nothing refers to k and v afterwards."""
         self.seen = k.shape[2]
         kept = self.cluster.compress(q, k, v, self.cache.context(k.shape[2]))
+        if kept is not None and self.cache.plan.merge is not None:
+            kept = merge_dropped(k, v, kept, self.cache.plan.merge, self.cache.plan.merge_target)
         gather = gather_ragged if isinstance(kept, RaggedKept) else gather_tokens
         if kept is not None:
             k, v = (
