@@ -105,9 +105,14 @@ def parse_ints(text: str) -> tuple[int, ...]:
 
 
 def coerce(cls: type, name: str, value: Any) -> Any:
-    """`value` as the type of field `name`; ValueError naming the flag otherwise."""
-    kind = field_type(cls, name)
-    choices = cls.__dataclass_fields__[name].metadata.get("choices")
+    """`value` as the type of field `name`; ValueError naming the flag otherwise.
+
+    A field whose metadata holds "convert" is converted by that function alone; one with "cli": False has no flag.
+    """
+    metadata = cls.__dataclass_fields__[name].metadata
+    if value is not None and "convert" in metadata:
+        return metadata["convert"](value)
+    kind, choices = field_type(cls, name), metadata.get("choices")
     try:
         if value is None:
             return None
