@@ -116,6 +116,7 @@ class Attachment:
         self.all_slots = [LayerSlot(backend, i, module) for i, module in modules.items()]
         self.slots = [slot for slot in self.all_slots if slot.model_layer in ours]
         self._heads = (config.num_attention_heads, config.num_key_value_heads)
+        self._inv_freq = _rotary_frequencies(model)
         self._clusters: dict[int, tuple[Plan, list[KVCluster]]] = {}
         for slot, cluster in zip(self.slots, self.clusters(plan), strict=True):
             slot.cluster = cluster
@@ -146,6 +147,7 @@ class Attachment:
             for index, slot in enumerate(self.slots):
                 cluster = plan.build(LayerShape(index, len(self.slots), *self._heads, slot.module.head_dim))
                 cluster.scale = slot.module.scaling
+                cluster.inv_freq = self._inv_freq
                 built.append(cluster)
             self._clusters[id(plan)] = (plan, built)
         return self._clusters[id(plan)][1]
@@ -226,6 +228,14 @@ def _attention_modules(model: PreTrainedModel) -> dict[int, nn.Module]:
             f"supported families: {', '.join(FAMILIES)}"
         )
     return dict(sorted(found.items()))
+
+
+def _rotary_frequencies(model: PreTrainedModel) -> torch.Tensor | None:
+    """Rotary frequencies of a model whose frequencies do not depend on the length; None for others."""
+    rotary = next((m for m in model.modules() if hasattr(m, "inv_freq") and hasattr(m, "rope_type")), None)
+    if rotary is None or rotary.rope_type in ("dynamic", "longrope"):
+        return None
+    return rotary.inv_freq
 
 
 def _is_full_attention(native: list[Any], layer: int) -> bool:

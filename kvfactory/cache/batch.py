@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def can_join(layer: KVLayer) -> bool:
     """Whether a row's decode reads are plain attention over its store, so that rows can share one store."""
-    return type(layer.cluster).select is KVCluster.select
+    return type(layer.cluster).select is KVCluster.select and not layer.cluster.evicts
 
 
 class BatchLayer(AttendedLayer):

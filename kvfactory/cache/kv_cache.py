@@ -104,8 +104,15 @@ class KVLayer(AttendedLayer):
 
     def read(self, q: torch.Tensor, scale: float, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Attention of q (B, Hq, t, D) over what is stored, its own keys appended already."""
-        visible = self.cluster.select(q, self.store, self.cache.context(None)) if mask is None else mask
-        return self.store.attend(q, scale=scale, backend=self.slot.backend, visible=visible)
+        ctx = self.cache.context(None)
+        visible = self.cluster.select(q, self.store, ctx) if mask is None else mask
+        if not self.cluster.evicts:
+            return self.store.attend(q, scale=scale, backend=self.slot.backend, visible=visible)
+        if q.shape[2] > 1:
+            raise ValueError("a later turn of several tokens is not possible with --decode_evict on: pass them singly")
+        out = self.store.attend(q, scale=scale, backend=self.slot.backend, visible=visible)
+        self.cluster.evict(q, self.store, self.seen - 1, ctx)
+        return out
 
     def finish_prompt(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Compresses and stores the prompt once its attention is computed; nothing refers to k and v afterwards."""
@@ -121,7 +128,12 @@ class KVLayer(AttendedLayer):
         if isinstance(kept, RaggedKept):
             self.store = RaggedStore.build(k, v, kept.lengths.view(q.shape[0], -1), self.cache.slack)
         else:
-            self.store = DenseStore(k, v, slack=self.cache.slack)
+            slack = self.cache.slack
+            if self.cluster.evicts and kept is not None:  # one slot beyond the budget, for the token being attended
+                slack = min(slack, max(0, self.cache.context(None).budget - k.shape[2]) + 1)
+            self.store = DenseStore(k, v, slack=slack)
+            if kept is not None:
+                self.store.add_columns(kept.columns, kept.history)
         if self.cache.record_positions and isinstance(kept, Kept):
             self.store.positions = kept.indices.to(torch.int32)
 

@@ -80,6 +80,40 @@ class DenseStore(Store):
         self.length = n
         self._next = torch.tensor([n], device=k.device)
         self.prompt_slots = [n] * Hs
+        self.columns: dict[str, torch.Tensor] = {}
+        self.history: dict[str, torch.Tensor] = {}
+
+    def add_columns(self, columns: dict[str, torch.Tensor], history: dict[str, torch.Tensor]) -> None:
+        """Gives every slot numbers of its own, (B, Hs, n) each, and the store other tensors to carry along."""
+        for name, values in columns.items():
+            held = values.new_zeros(*values.shape[:2], self._k.shape[2])
+            held[..., : self.length] = values
+            self.columns[name] = held
+        self.history = history
+
+    def column(self, name: str) -> torch.Tensor:
+        """(B, Hs, length) view of a column."""
+        return self.columns[name][..., : self.length]
+
+    def drop(self, slots: torch.Tensor) -> None:
+        """Forgets slots (B, Hs, m); what is behind them moves up, so that the first length - m slots stay in use."""
+        B, Hs, m = slots.shape
+        if m == 1:  # the last slot takes the victim's place: one row is copied
+            self.length -= 1
+            for x in (self._k, self._v):
+                last = x[:, :, self.length : self.length + 1].clone()
+                x.scatter_(2, slots[..., None].expand_as(last), last)
+            for x in self.columns.values():
+                x.scatter_(2, slots, x[:, :, self.length : self.length + 1].clone())
+        else:
+            staying = torch.ones(B, Hs, self.length, dtype=torch.bool, device=slots.device).scatter_(2, slots, False)
+            order = staying.to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices[..., : self.length - m]
+            self.length -= m
+            for x in (self._k, self._v):
+                x[:, :, : self.length] = x.gather(2, order[..., None].expand(-1, -1, -1, x.shape[3]))
+            for x in self.columns.values():
+                x[:, :, : self.length] = x.gather(2, order)
+        self._next -= m
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         t = k.shape[2]
@@ -96,6 +130,8 @@ class DenseStore(Store):
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self._k.shape[2] + self._k.shape[2] // 2)
+        for name, old in self.columns.items():
+            self.columns[name] = torch.nn.functional.pad(old, (0, capacity - old.shape[2]))
         for name in ("_k", "_v"):
             old = getattr(self, name)
             new = old.new_empty(*old.shape[:2], capacity, old.shape[3])
@@ -110,9 +146,8 @@ class DenseStore(Store):
     ) -> torch.Tensor:
         k, v = self.view()
         t = q.shape[2]
-        if (
-            t > 1 and visible is None
-        ):  # a later turn: every stored token is in the past, the new ones are causal among themselves
+        if t > 1 and visible is None:
+            # A later turn: every stored token is in the past, the new ones are causal among themselves.
             visible = torch.ones(t, self.length, dtype=torch.bool, device=q.device).tril(self.length - t)[None, None]
         return backend(q, k, v, scale=scale, causal=False, mask=visible)
 
@@ -123,6 +158,11 @@ class DenseStore(Store):
     @property
     def itemsize(self) -> int:
         return self._k.element_size()
+
+    @property
+    def nbytes_aux(self) -> int:
+        columns = (self.column(name) for name in self.columns)
+        return super().nbytes_aux + sum(x.numel() * x.element_size() for x in (*columns, *self.history.values()))
 
     @property
     def nbytes(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -22,7 +22,7 @@ from kvfactory.ops.select import top_positions, with_window
 from kvfactory.settings import MethodSettings
 
 if TYPE_CHECKING:
-    from kvfactory.cache.store import Store
+    from kvfactory.cache.store import DenseStore, Store
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class PromptContext:
     example_id: str = ""
     sampler: Callable[[torch.Tensor], torch.Tensor] | None = None
 
-    def generator(self, layer_idx: int) -> torch.Generator:
-        """A CPU generator that depends on (seed, example, layer) alone, so order, shards and resumes do not matter."""
-        key = zlib.crc32(f"{self.seed}|{self.example_id}|{layer_idx}".encode())
+    def generator(self, layer_idx: int, step: int | None = None) -> torch.Generator:
+        """A CPU generator made of (seed, example, layer[, step]) alone: order, shards and resumes do not matter."""
+        key = zlib.crc32(f"{self.seed}|{self.example_id}|{layer_idx}|{'' if step is None else step}".encode())
         return torch.Generator().manual_seed((self.seed << 32) ^ key)
 
 
@@ -70,11 +70,15 @@ class Kept:
     Attributes:
         indices: (B, Hs, n) int64 kept positions, ascending.
         keys, values: (B, Hs, n, D) replacements for the gathered rows, where a method changes them.
+        columns: (B, Hs, n) numbers that the slots carry into decoding, for methods that evict there.
+        history: other tensors that decoding needs, counted as auxiliary bytes.
     """
 
     indices: torch.Tensor
     keys: torch.Tensor | None = None
     values: torch.Tensor | None = None
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)
+    history: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -111,7 +115,9 @@ class KVCluster:
         self.shape = shape
         self.granularity = granularity
         self.gqa_score_agg = gqa_score_agg
-        self.scale = shape.head_dim**-0.5  # attach() puts the model's own scaling here
+        # attach() puts the model's own scaling and rotary frequencies (rotated dims / 2,) here.
+        self.scale = shape.head_dim**-0.5
+        self.inv_freq: torch.Tensor | None = None
 
     @property
     def stored_heads(self) -> int:
@@ -158,6 +164,14 @@ class KVCluster:
             What to keep, or None for everything (then stored at kv heads).
         """
         return None
+
+    @property
+    def evicts(self) -> bool:
+        """Whether `evict` is called after every decode step."""
+        return False
+
+    def evict(self, q: torch.Tensor, store: DenseStore, position: int, ctx: PromptContext) -> None:
+        """Called after the attention of one new token at `position`, whose keys are the store's last slot."""
 
     def select(self, q: torch.Tensor, store: Store, ctx: PromptContext) -> torch.Tensor | None:
         """Called before each decode read with q (B, Hq, 1, D).

@@ -1,19 +1,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvfactory.capability import Capability
 from kvfactory.methods import register
-from kvfactory.methods.base import PromptContext, TokenSelector
+from kvfactory.methods.base import Kept, PromptContext
+from kvfactory.methods.evictor import POSITION, Evictor, EvictorSettings, lowest_slot
 from kvfactory.methods.snapkv import check_window
 from kvfactory.ops.scores import column_sums
-from kvfactory.settings import Cell, MethodSettings, setting
+from kvfactory.ops.select import top_positions, with_window
+from kvfactory.settings import Cell, setting
+
+if TYPE_CHECKING:
+    from kvfactory.cache.store import DenseStore
 
 
 @register("H2O")
-class H2O(TokenSelector):
+class H2O(Evictor):
     """Keeps heavy hitters, the tokens that received most attention from all prompt queries, plus the most recent ones.
 
     Paper: H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models, arXiv 2306.14048. Code:
@@ -21,7 +27,7 @@ class H2O(TokenSelector):
     """
 
     @dataclass(frozen=True)
-    class Settings(MethodSettings):
+    class Settings(EvictorSettings):
         window_size: int | None = setting(
             8,
             "most recent tokens kept, inside the budget; - means half of the budget",
@@ -50,5 +56,30 @@ class H2O(TokenSelector):
         return ctx.budget - ctx.budget // 2 if given is None else given
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
-        total = column_sums(q, k, scale=self.scale, score_dtype=self.settings.score_dtype)
-        return self.per_stored_head(total[..., : ctx.prompt_len - self.window(ctx)])
+        return self.received(q, k)[..., : ctx.prompt_len - self.window(ctx)]
+
+    def received(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """(B, Hs, S) attention that every token received from all prompt queries."""
+        return self.per_stored_head(column_sums(q, k, scale=self.scale, score_dtype=self.settings.score_dtype))
+
+    def compress(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> Kept | None:
+        if not self.evicts:
+            return super().compress(q, k, v, ctx)
+        received = self.received(q, k)
+        S, window = ctx.prompt_len, self.window(ctx)
+        if self.kept(ctx) < S:
+            best = top_positions(received[..., : S - window], self.kept(ctx) - window)
+            indices = with_window(best, S, window)
+        else:
+            indices = torch.arange(S, device=k.device).expand(k.shape[0], self.stored_heads, S)
+        return Kept(indices, columns={POSITION: indices.int(), "received": received.gather(-1, indices).float()})
+
+    def observe(self, q: torch.Tensor, store: DenseStore, position: int, ctx: PromptContext) -> None:
+        received = store.column("received")
+        received[..., -1] = 0
+        received += self.step_attention(q, store)
+
+    def victims(self, store: DenseStore, position: int, ctx: PromptContext) -> torch.Tensor:
+        positions = store.column(POSITION)
+        recent = positions > position - self.window(ctx)
+        return lowest_slot(store.column("received"), positions, recent)

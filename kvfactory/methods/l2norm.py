@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvfactory.capability import Capability
 from kvfactory.methods import register
-from kvfactory.methods.base import PromptContext, TokenSelector
+from kvfactory.methods.base import Kept, PromptContext
+from kvfactory.methods.evictor import POSITION, Evictor, EvictorSettings, decode_evict_setting, lowest_slot
 from kvfactory.ops.select import top_positions, with_window
-from kvfactory.settings import Cell, MethodSettings, setting
+from kvfactory.settings import Cell, setting
+
+if TYPE_CHECKING:
+    from kvfactory.cache.store import DenseStore
 
 
 @register("L2Norm")
-class L2Norm(TokenSelector):
+class L2Norm(Evictor):
     """Keeps the keys of smallest L2 norm, which correlate with high attention; the first layers stay whole.
 
     Paper: A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv 2406.11430. Code:
@@ -21,12 +26,13 @@ class L2Norm(TokenSelector):
     """
 
     @dataclass(frozen=True)
-    class Settings(MethodSettings):
+    class Settings(EvictorSettings):
         skip_layers: tuple[int, ...] = setting(
             (0, 1),
             "layers that are not compressed, counted among the full-attention layers",
             authors=Cell((0, 1), "read"),
         )
+        decode_evict: bool = decode_evict_setting(paper=False)
         l2_recent: int = setting(0, "most recent tokens that are always kept, inside the budget")
         l2_equalize: bool = setting(
             False, "lower the other layers' budget so that the mean over all layers is the nominal one"
@@ -63,6 +69,11 @@ class L2Norm(TokenSelector):
             )
         return share
 
+    def limit(self, ctx: PromptContext) -> int | None:
+        if self.shape.layer_idx in self.settings.skip_layers:
+            return None
+        return self.kept(ctx) if ctx.prompt_len > ctx.budget else ctx.budget
+
     def window(self, ctx: PromptContext) -> int:
         return self.settings.l2_recent
 
@@ -70,3 +81,18 @@ class L2Norm(TokenSelector):
         recent = self.settings.l2_recent
         norms = torch.linalg.vector_norm(k[:, :, : ctx.prompt_len - recent], dim=-1, dtype=torch.float32)
         return with_window(top_positions(-norms, self.kept(ctx) - recent), ctx.prompt_len, recent)
+
+    def columns(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: Kept, ctx: PromptContext
+    ) -> dict[str, torch.Tensor]:
+        norms = torch.linalg.vector_norm(k, dim=-1, dtype=torch.float32)
+        return {"norm": norms.gather(-1, kept.indices)}
+
+    def observe(self, q: torch.Tensor, store: DenseStore, position: int, ctx: PromptContext) -> None:
+        newest = store.view()[0][:, :, -1]
+        store.column("norm")[..., -1] = torch.linalg.vector_norm(newest, dim=-1, dtype=torch.float32)
+
+    def victims(self, store: DenseStore, position: int, ctx: PromptContext) -> torch.Tensor:
+        positions = store.column(POSITION)
+        recent = positions > position - self.settings.l2_recent
+        return lowest_slot(-store.column("norm"), positions, recent)

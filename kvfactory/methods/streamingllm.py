@@ -1,27 +1,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvfactory.capability import Capability
 from kvfactory.methods import register
-from kvfactory.methods.base import PromptContext, TokenSelector
-from kvfactory.ops.select import with_window
-from kvfactory.settings import Cell, MethodSettings, setting
+from kvfactory.methods.base import Kept, PromptContext
+from kvfactory.methods.evictor import POSITION, Evictor, EvictorSettings
+from kvfactory.ops.rope import rotate
+from kvfactory.ops.select import gather_tokens, with_window
+from kvfactory.settings import Cell, setting
+
+if TYPE_CHECKING:
+    from kvfactory.cache.store import DenseStore
 
 
 @register("StreamingLLM")
-class StreamingLLM(TokenSelector):
+class StreamingLLM(Evictor):
     """Keeps the first tokens (attention sinks) and the most recent ones; no scores.
 
     Paper: Efficient Streaming Language Models with Attention Sinks, arXiv 2309.17453. Code: mit-han-lab/streaming-llm,
-    streaming_llm/kv_cache.py. Departures: the prompt is prefilled with full attention and then cut, and keys keep the
-    RoPE of their original position, both as in Zefan-Cai/KVCache-Factory.
+    streaming_llm/kv_cache.py. The factory preset prefills with full attention, cuts once and keeps the RoPE of original
+    positions, as in Zefan-Cai/KVCache-Factory; the paper preset also evicts while decoding and re-indexes positions.
+    Departure of both: the prompt pass is dense, so kept tokens have seen dropped ones.
     """
 
     @dataclass(frozen=True)
-    class Settings(MethodSettings):
+    class Settings(EvictorSettings):
         sinks: int | None = setting(
             None,
             "first tokens that are always kept, inside the budget; 4 when neither it nor window_size is given",
@@ -29,6 +36,14 @@ class StreamingLLM(TokenSelector):
         )
         window_size: int | None = setting(
             None, "most recent tokens kept, inside the budget; the budget minus the sinks when not given"
+        )
+
+        reindex_positions: bool = setting(
+            False,
+            "rotate the sinks so that they directly precede the recent tokens, as positions inside the cache",
+            paper=True,
+            paper_mark="read",
+            authors=Cell(True, "read"),
         )
 
         def validate(self, budget: int | None) -> None:
@@ -69,3 +84,35 @@ class StreamingLLM(TokenSelector):
         sinks = self.settings.split(ctx.budget)
         first = torch.arange(sinks, device=k.device).expand(k.shape[0], self.stored_heads, sinks)
         return with_window(first, ctx.prompt_len, ctx.budget - sinks)
+
+    def compress(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> Kept | None:
+        kept = super().compress(q, k, v, ctx)
+        sinks = self.settings.split(ctx.budget)
+        if kept is None or not self.settings.reindex_positions or not sinks:
+            return kept
+        if self.inv_freq is None:
+            raise ValueError(
+                "--reindex_positions on rotates cached keys, which needs rotary frequencies that do not change with "
+                "the length; use --reindex_positions off for this model"
+            )
+        keys = gather_tokens(k, kept)
+        if self.evicts:
+            kept.history["sinks"] = keys[:, :, :sinks].float()
+        keys[:, :, :sinks] = rotate(keys[:, :, :sinks], ctx.prompt_len - keys.shape[2], self.inv_freq)
+        kept.keys = keys
+        return kept
+
+    def victims(self, store: DenseStore, position: int, ctx: PromptContext) -> torch.Tensor:
+        """The oldest token behind the sinks."""
+        positions = store.column(POSITION)
+        sink = positions < self.settings.split(ctx.budget)
+        return positions.masked_fill(sink, position + 1).argmin(dim=-1, keepdim=True)
+
+    def evict(self, q: torch.Tensor, store: DenseStore, position: int, ctx: PromptContext) -> None:
+        super().evict(q, store, position, ctx)
+        dropped = position + 1 - store.length
+        if dropped and "sinks" in store.history:
+            # Recent tokens and queries keep their true positions; only distances matter, so the few sinks follow.
+            sinks = store.history["sinks"]
+            keys, _ = store.view()
+            keys[:, :, : sinks.shape[2]] = rotate(sinks, dropped, self.inv_freq).to(keys.dtype)

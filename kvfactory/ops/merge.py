@@ -7,6 +7,8 @@ each average mixes rotations of different positions, and a merged slot still cou
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kvfactory.methods.base import Kept, RaggedKept
@@ -38,8 +40,8 @@ def merge_dropped(
         keys = base_k
     if ragged:
         keys, values = keys[valid], values[valid]
-        return RaggedKept(kept.indices, kept.lengths, keys, values)
-    return Kept(kept.indices, keys, values)
+        return replace(kept, keys=keys, values=values)
+    return replace(kept, keys=keys, values=values)
 
 
 def _padded(kept: RaggedKept, B: int) -> tuple[torch.Tensor, torch.Tensor]:
