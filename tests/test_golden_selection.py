@@ -1,0 +1,111 @@
+"""Every prompt selection of the original project's code: the same kept set per stored head, sums of kept values.
+
+A case whose method or merge is not registered yet is left out by what the registry holds, so that the list shrinks by
+itself; the number of cases that run is asserted, so that it cannot shrink the other way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvfactory import compress_prompt
+from kvfactory.methods import METHODS
+from kvfactory.plan import make_plan
+
+FLOORS = {"pyramidkv": 60, "snapkv": 36, "l2norm": 28, "h2o": 14, "streamingllm": 14}
+"""Cases without merge of the methods that exist from the start: 152 together."""
+SHARED = {"max_capacity_prompt": "max_capacity_prompt", "granularity": "kv_cache_granularity", "agg": "gqa_score_agg"}
+READ = {
+    "streamingllm": {"window_size": "window_size"},
+    "h2o": {"window_size": "window_size"},
+    "l2norm": {"skip_layers": "skip_layers"},
+    "snapkv": {s: s for s in ("window_size", "kernel_size", "pooling")},
+    "pyramidkv": {s: s for s in ("window_size", "kernel_size", "pooling")},
+    "adakv": {s: s for s in ("window_size", "kernel_size", "pooling", "floor", "normalize")},
+    "headkv": {s: s for s in ("window_size", "kernel_size", "pooling", "head_capacity")},
+}
+"""What each method reads of a case; methods with outputs of their own (think) are tested beside the method."""
+
+
+def _load() -> list[dict[str, Any]]:
+    folder = os.environ.get("KVFACTORY_GOLDEN")
+    path = Path(folder or ".") / "prompt_selection.json"
+    return json.loads(path.read_text(encoding="utf-8")) if folder and path.is_file() else []
+
+
+def _implemented(case: dict[str, Any]) -> bool:
+    if case["method"] not in METHODS or case["method"] not in READ:
+        return False
+    if "merge" not in case:
+        return True
+    try:
+        make_plan(case["method"], merge=case["merge"], max_capacity_prompt=64)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+CASES = [case for case in _load() if _implemented(case)]
+
+
+@pytest.fixture(scope="module")
+def arrays(golden_dir):
+    return np.load(golden_dir / "prompt_selection.npz")
+
+
+def test_enough_cases_run(golden_dir):
+    counted = Counter(case["method"] for case in CASES if "merge" not in case)
+    assert {method: counted[method] for method in FLOORS} == FLOORS
+    assert len(CASES) >= 152
+    # A registered method whose cases are all left out would go unnoticed.
+    everything = json.loads((golden_dir / "prompt_selection.json").read_text(encoding="utf-8"))
+    plain = Counter(c["method"] for c in everything if "merge" not in c and c["method"] in READ)
+    assert all(counted[m] == n for m, n in plain.items() if m in METHODS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{c['key']}-{c['method']}-{c.get('merge', 'plain')}" for c in CASES])
+def test_kept_sets(case, arrays):
+    draw = np.random.default_rng(case["seed"])
+    H, KV, L, D = case["H"], case["KV"], case["L"], case["D"]
+    q, k, v = (torch.tensor(draw.standard_normal((1, h, L, D)), dtype=torch.float32) for h in (H, KV, KV))
+    names = SHARED | READ[case["method"]] | ({"merge": "merge"} if "merge" in case else {})
+    options = {ours: case[theirs] for theirs, ours in names.items() if theirs in case}
+    kept = compress_prompt(
+        case["method"],
+        q,
+        k,
+        v,
+        layer_idx=case.get("layer_idx", 0),
+        num_layers=case.get("num_hidden_layers", 32),
+        **options,
+    )
+    golden = arrays[case["key"] + "_idx"]
+    heads = H if case["granularity"] == "query_head" else KV
+    if "head_lens" in case:
+        sections, flat = np.cumsum(case["head_lens"])[:-1], golden.reshape(-1)
+        want = np.split(flat, sections)
+    else:
+        want = list(golden.reshape(heads, -1))
+    assert len(kept.indices[0]) == len(want) == heads
+    for got, expected in zip(kept.indices[0], want, strict=True):
+        assert got.tolist() == sorted(expected.tolist())
+    if case["key"] + "_vsum" in arrays and "merge" not in case:
+        sums = arrays[case["key"] + "_vsum"].reshape(-1)
+        order = np.concatenate([np.argsort(row) for row in want])
+        start = np.repeat(np.cumsum([0] + [len(row) for row in want[:-1]]), [len(row) for row in want])
+        ours = torch.cat([rows.sum(-1) for rows in kept.values[0]])
+        # Sums of up to 128 float32 numbers of magnitude 1, in another order.
+        np.testing.assert_allclose(ours.numpy(), sums[start + order], rtol=0, atol=1e-4)
+    for name, rows in (("_k", kept.keys[0]), ("_v", kept.values[0])):
+        if "merge" in case and case["key"] + name in arrays:
+            merged = arrays[case["key"] + name].reshape(heads, -1, D)
+            for got, expected, positions in zip(rows, merged, want, strict=True):
+                np.testing.assert_allclose(got.numpy(), expected[np.argsort(positions)], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import pytest
+
+from kvfactory.methods import METHODS
+from kvfactory.settings import (
+    MARKS,
+    Cell,
+    MethodSettings,
+    as_dict,
+    coerce,
+    format_value,
+    parse_ints,
+    parse_switch,
+    recalled_values,
+    resolve_settings,
+    setting,
+)
+
+
+@dataclass(frozen=True)
+class Example(MethodSettings):
+    width: int = setting(7, "an odd width", paper=5)
+    share: float = setting(0.2, "a share", paper=0.3, paper_mark="read")
+    switch: bool = setting(True, "a switch")
+    layers: tuple[int, ...] = setting((0, 1), "layers")
+    word: str = setting("max", "a word", choices=("max", "mean"))
+    maybe: int | None = setting(None, "perhaps a number")
+
+
+def resolve(preset="factory", **given):
+    return resolve_settings("Example", Example, preset, given)
+
+
+def test_presets_fill_only_what_was_not_given():
+    assert (resolve().width, resolve("paper").width, resolve("paper", width=9).width) == (7, 5, 9)
+    assert resolve("paper").share == 0.3 and resolve("paper").switch is True
+
+
+def test_text_from_a_command_line_and_python_values_agree():
+    typed = resolve(width="9", share="0.5", switch="off", layers="2,3", word="mean", maybe="4")
+    assert typed == resolve(width=9, share=0.5, switch=False, layers=[2, 3], word="mean", maybe=4)
+    assert resolve(layers="none").layers == () and resolve(maybe=None).maybe is None
+    assert as_dict(typed) == dict(width=9, share=0.5, switch=False, layers=[2, 3], word="mean", maybe=4)
+
+
+@pytest.mark.parametrize(
+    "given, word",
+    [
+        (dict(width="wide"), "--width 'wide' is not a whole number"),
+        (dict(width=7.5), "--width 7.5 is not a whole number"),
+        (dict(width=True), "--width True is not a whole number"),
+        (dict(width=float("inf")), "--width inf is not a whole number"),
+        (dict(width=None), "--width"),
+        (dict(share="half"), "--share 'half' is not a number"),
+        (dict(switch="perhaps"), "--switch 'perhaps' is not on or off"),
+        (dict(layers="0;1"), "--layers '0;1' is not a comma-separated list"),
+        (dict(layers=0), "--layers 0 is not a comma-separated list"),
+        (dict(layers=(0.5,)), "--layers"),
+        (dict(word="median"), "--word 'median' is not one of max, mean"),
+        (dict(widht=3), "--widht is not read by Example.*Did you mean --width"),
+        (dict(entirely_other=3), "--entirely_other is not read by Example, which reads --width"),
+    ],
+)
+def test_bad_values_name_the_flag(given, word):
+    with pytest.raises(ValueError, match=word):
+        resolve(**given)
+
+
+def test_an_unknown_preset():
+    with pytest.raises(ValueError, match="--preset 'mine' is not one of factory, paper"):
+        resolve("mine")
+
+
+def test_recalled_values_in_force():
+    assert recalled_values(resolve("paper"), "paper", {}) == ["width"]
+    assert recalled_values(resolve("paper", width=5), "paper", {"width": 5}) == []
+    assert recalled_values(resolve(), "factory", {}) == []
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(None, "-"), (True, "on"), (False, "off"), ((0, 1), "0,1"), ((), "none"), (0.2, "0.2"), ("max", "max")],
+)
+def test_values_are_shown_as_they_are_typed(value, text):
+    assert format_value(value) == text
+
+
+@pytest.mark.parametrize("text, value", [("on", True), ("True", True), ("1", True), ("off", False), ("NO", False)])
+def test_switches(text, value):
+    assert parse_switch(text) is value
+
+
+def test_lists_of_numbers():
+    assert (parse_ints("0,1"), parse_ints(" None "), parse_ints("")) == ((0, 1), (), ())
+    assert str(Cell((0, 1), "run")) == "0,1 (run)"
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_every_setting_of_every_method_is_documented_and_survives_the_command_line(method):
+    """Help, marks and a round trip of each preset's value through its text form."""
+    for f in fields(METHODS.get(method).Settings):
+        about = f.metadata
+        assert about["help"] and not about["help"].endswith("."), f.name
+        for preset in ("factory", "paper"):
+            cell = about[preset]
+            assert cell.mark in MARKS
+            if cell.value is not None and about.get("cli", True):
+                assert coerce(METHODS.get(method).Settings, f.name, format_value(cell.value)) == cell.value
+        assert about["authors"] is None or about["authors"].mark in MARKS
