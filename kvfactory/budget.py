@@ -29,8 +29,10 @@ class Budget:
                 "give exactly one of --max_capacity_prompts, --max_capacity_prompts_ratio and --budget_bytes, "
                 f"not {len(given)} of them"
             )
-        if self.tokens is not None and (isinstance(self.tokens, bool) or int(self.tokens) != self.tokens):
-            raise ValueError(f"--max_capacity_prompts {self.tokens!r} is not a whole number of tokens")
+        if self.tokens is not None:
+            if isinstance(self.tokens, (bool, str)) or self.tokens % 1 != 0:
+                raise ValueError(f"--max_capacity_prompts {self.tokens!r} is not a whole number of tokens")
+            object.__setattr__(self, "tokens", int(self.tokens))
         if self.tokens is not None and self.tokens < 1:
             raise ValueError(f"--max_capacity_prompts {self.tokens} keeps nothing: give at least 1 token per head")
         if self.ratio is not None and not 0 < self.ratio <= 1:

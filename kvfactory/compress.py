@@ -51,7 +51,8 @@ def compress_prompt(
     Raises:
         ValueError: bad options or shapes, or a method that keeps all tokens at prompt time and acts later.
     """
-    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or q.shape[1] % k.shape[1] or q.shape[2] != k.shape[2]:
+    fits = q.ndim == k.ndim == 4 and k.shape == v.shape and q.shape[1] % k.shape[1] == 0
+    if not fits or (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:]):
         raise ValueError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: need (B, Hq, S, D) and twice (B, Hk, S, D) "
             "with Hq a multiple of Hk"
@@ -65,6 +66,8 @@ def compress_prompt(
     budget: Budget = plan.budget
     if budget.bytes_percent is not None:
         raise ValueError("budget_bytes needs a model: give max_capacity_prompt or max_capacity_prompt_ratio")
+    if plan.uses_budget and budget.tokens is None and budget.resolve(S) < S:
+        plan.settings.validate(budget.resolve(S))
     ctx = PromptContext(S, budget.resolve(S) if plan.uses_budget else S, plan.seed, example_id, sampler)
     k, v = cluster.before_attend(q, k, v, ctx)
     kept = cluster.compress(q, k, v, ctx)

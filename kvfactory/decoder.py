@@ -193,8 +193,9 @@ class Decoder:
 
     def _share_passes(self, plans: list[Plan]) -> list[list[Plan]]:
         """Groups of plans that can compress one prompt pass; methods that change the pass have one of their own."""
-        sharing = [p for p in plans if not self.attachment.clusters(p)[0].changes_prompt]
-        alone = [[p] for p in plans if self.attachment.clusters(p)[0].changes_prompt]
+        changing = [any(c.changes_prompt for c in self.attachment.clusters(p)) for p in plans]
+        sharing = [p for p, changes in zip(plans, changing, strict=True) if not changes]
+        alone = [[p] for p, changes in zip(plans, changing, strict=True) if changes]
         return ([sharing] if sharing else []) + alone
 
     @staticmethod

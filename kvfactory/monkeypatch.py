@@ -194,6 +194,11 @@ class Attachment:
                         f"a {type(cache).__name__} with {cache.get_seq_length()} tokens was filled without "
                         f"{self.plan.method}; start from an empty cache while a method is attached"
                     )
+                if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
+                    raise ValueError(
+                        f"a {type(cache).__name__} asks for a storage of its own, which {self.plan.method} replaces; "
+                        "leave cache_implementation unset while a method is attached"
+                    )
                 cache = kwargs[name] = self.new_cache()
             elif cache.attachment is not self:
                 raise ValueError("this cache was made by another attachment; start from an empty cache")

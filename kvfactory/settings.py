@@ -115,24 +115,30 @@ def coerce(cls: type, name: str, value: Any) -> Any:
     kind, choices = field_type(cls, name), metadata.get("choices")
     try:
         if value is None:
+            if type(None) not in typing.get_args(typing.get_type_hints(cls)[name]):
+                raise ValueError
             return None
         if kind is bool:
             value = parse_switch(value) if isinstance(value, str) else bool(value)
         elif kind is tuple:
-            value = parse_ints(value) if isinstance(value, str) else tuple(int(v) for v in value)
+            value = parse_ints(value) if isinstance(value, str) else tuple(_whole(v) for v in value)
         elif kind is int:
-            if isinstance(value, bool) or int(value) != float(value):
-                raise ValueError
-            value = int(value)
+            value = _whole(value)
         elif kind is float:
             value = float(value)
         else:
             value = str(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"--{name} {value!r} is not {_describe(kind)}") from None
     if choices and value not in choices:
         raise ValueError(f"--{name} {value!r} is not one of {', '.join(choices)}")
     return value
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or int(value) != float(value):
+        raise ValueError
+    return int(value)
 
 
 def _describe(kind: type) -> str:

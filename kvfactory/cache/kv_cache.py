@@ -168,7 +168,7 @@ class AttachedCache(Cache):
 
     def get_seq_length(self, layer_idx: int | None = None) -> int:
         """Tokens seen. Sliding layers count the same, so any layer may be asked."""
-        return self.layers[self.attachment.slots[0].model_layer if layer_idx is None else layer_idx].get_seq_length()
+        return self.layers[layer_idx or 0].get_seq_length()
 
 
 class KVCache(AttachedCache):
@@ -199,6 +199,11 @@ class KVCache(AttachedCache):
         for slot, cluster in zip(attachment.slots, attachment.clusters(plan), strict=True):
             layers[slot.model_layer] = KVLayer(slot, cluster, self)
         super().__init__(attachment, layers)
+
+    def reset(self) -> None:
+        """Empties the cache, so that it can take another prompt."""
+        super().reset()
+        self._context = None
 
     def context(self, prompt_len: int | None) -> PromptContext:
         """Facts of this example; made at the first layer of the prompt, with its length."""
@@ -258,5 +263,7 @@ class KVCache(AttachedCache):
     def full_bytes(self, length: int | None = None) -> int:
         """What FullKV would hold after `length` tokens (default: all tokens seen), at kv heads and the same dtype."""
         length = self.get_seq_length() if length is None else length
+        if not self.kv_layers:
+            return self._native_bytes()
         store = self.kv_layers[0].store
         return self.attachment.full_bytes(length, store.itemsize) * store.rows + self._native_bytes()
