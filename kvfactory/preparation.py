@@ -6,6 +6,7 @@ Nothing is written; the only trace a refusal may leave is a model or a data set 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvfactory.cli import settings_of, unread_settings
-from kvfactory.data.encode import PromptEncoder
+from kvfactory.data.encode import EncodedPrompt, PromptEncoder
 from kvfactory.data.longbench import choose_examples, locate_data, read_dataset, shard
 from kvfactory.data.prompts import PromptSet, load_prompts
 from kvfactory.data.tasks import Task, get_task
@@ -37,6 +38,8 @@ class DatasetPart:
         records: the examples of the undivided run, in data order; `share` those of this shard.
         max_new_tokens: limit of the answer, without a thinking block.
         facts: what the run record says about it, the same for all methods.
+        first: the first example's prompt, the same for every shard; None when it cannot be encoded, which is told
+            with that example.
     """
 
     name: str
@@ -45,6 +48,7 @@ class DatasetPart:
     share: list[dict]
     max_new_tokens: int
     facts: dict[str, Any]
+    first: EncodedPrompt | None
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,8 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
     files = locate_data(settings.data_dir, settings.datasets)
     prompts = load_prompts(settings.data_dir, settings.datasets)
     chosen = {name: _choose(settings, name, file) for name, file in files.items()}
-    for name in files:
-        score_example(name, "a", ["a"], ["a"])  # a scoring package that is missing is told now
+    for name, file in files.items():
+        _check_scorable(name, file, chosen[name][1])
     checkpoint = open_checkpoint(settings.model_path, settings.use_fast_tokenizer)
     computation = resolve_computation(
         checkpoint, settings.device, settings.dtype, settings.attn_implementation, settings.decode
@@ -115,8 +119,8 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
         label = settings.run_name or label_of(plan, settings, computation, usual)
         paths = RunPaths(settings.save_dir, checkpoint.name, plan.budget.tag, label, settings.shard)
         recorded = record_settings(plan, settings, computation, encoder, prompts) | identity
-        facts = {name: _facts(plan, encoder, prompts, part) for name, part in parts.items()}
-        notes = _notes(plan, encoder, prompts, parts, unread.get(plan.method, []))
+        facts = {name: _facts(plan, encoder, part) for name, part in parts.items()}
+        notes = _notes(plan, prompts, facts, unread.get(plan.method, []))
         runs.append(PlannedRun(plan, paths, recorded, facts, notes))
     _check_distinct(runs)
     return Job(settings, checkpoint, computation, prompts, encoder, parts, runs)
@@ -142,6 +146,15 @@ def _choose(settings: RunSettings, name: str, file: Path) -> tuple[int, list[dic
     records = read_dataset(file, name)
     chosen = choose_examples(records, settings.max_num_examples, settings.sample_method, settings.seed, name)
     return len(records), chosen
+
+
+def _check_scorable(name: str, file: Path, records: list[dict]) -> None:
+    """Scores a dummy prediction for every record: a missing package or a bad answer is told now, not after hours."""
+    for record in records:
+        try:
+            score_example(name, "a", record["answers"], record["all_classes"])
+        except ValueError as error:
+            raise ValueError(f"{file}, _id {record['_id']!r} cannot be scored: {error}") from error
 
 
 def make_encoder(settings: RunSettings, checkpoint: Checkpoint) -> PromptEncoder:
@@ -187,14 +200,21 @@ def _part(
         "min_new_tokens": encoder.min_new_tokens(task),
         "chat_wrapped": encoder.wraps(task),
     }
-    return DatasetPart(name, task, records, share, max_new, facts)
+    first = _first_prompt(encoder, prompts, name, records[0], max_new)
+    if first is not None:
+        facts |= {"prompt_head": first.head_text, "prompt_tail": first.tail_text}
+        facts["template_tail_tokens"] = first.template_tail_tokens
+    return DatasetPart(name, task, records, share, max_new, facts, first)
 
 
-def _first_prompt(encoder: PromptEncoder, prompts: PromptSet, part: DatasetPart) -> Any:
-    """The first example's prompt, the same for every shard; None when it cannot be encoded (told with the example)."""
-    record = part.records[0]
+def _first_prompt(
+    encoder: PromptEncoder, prompts: PromptSet, name: str, record: dict, max_new_tokens: int
+) -> EncodedPrompt | None:
+    text = prompts.render(name, record)
     try:
-        return encoder.encode(part.task, prompts.render(part.name, record), part.max_new_tokens, record["input"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the example itself tells it
+            return encoder.encode(get_task(name), text, max_new_tokens, record["input"])
     except ValueError:
         return None
 
@@ -204,20 +224,16 @@ def observation_window(plan: Plan) -> int | None:
     return plan.settings.window_size if isinstance(plan.settings, WindowSettings) else None
 
 
-def _facts(plan: Plan, encoder: PromptEncoder, prompts: PromptSet, part: DatasetPart) -> dict[str, Any]:
-    facts, first, window = dict(part.facts), _first_prompt(encoder, prompts, part), observation_window(plan)
-    if first is not None:
-        facts |= {"prompt_head": first.head_text, "prompt_tail": first.tail_text}
-        facts["template_tail_tokens"] = first.template_tail_tokens
-        if window is not None:
-            facts["window_text"] = encoder.window_text(first, window)
-            facts["window_template_tokens"] = min(window, first.template_tail_tokens)
-    return facts
+def _facts(plan: Plan, encoder: PromptEncoder, part: DatasetPart) -> dict[str, Any]:
+    window = observation_window(plan)
+    if part.first is None or window is None:
+        return part.facts
+    template = min(window, part.first.template_tail_tokens)
+    return part.facts | {"window_text": encoder.window_text(part.first, window), "window_template_tokens": template}
 
 
-def _notes(
-    plan: Plan, encoder: PromptEncoder, prompts: PromptSet, parts: dict[str, DatasetPart], unread: Sequence[str]
-) -> tuple[str, ...]:
+def _notes(plan: Plan, prompts: PromptSet, facts: dict[str, dict[str, Any]], unread: Sequence[str]) -> tuple[str, ...]:
+    """What the user is told once and the run record keeps."""
     notes = list(plan.notes())
     if unread:
         notes.append(f"{plan.method} does not read {', '.join('--' + name for name in unread)}: no effect on it")
@@ -228,10 +244,9 @@ def _notes(
         )
     window = observation_window(plan)
     if window is not None:
-        covered = {name: _facts(plan, encoder, prompts, part) for name, part in parts.items()}
-        mostly = [n for n, f in covered.items() if 2 * f.get("window_template_tokens", 0) > window]
+        mostly = [name for name, f in facts.items() if 2 * f.get("window_template_tokens", 0) > window]
         if mostly:
-            tokens = covered[mostly[0]]["window_template_tokens"]
+            tokens = facts[mostly[0]]["window_template_tokens"]
             notes.append(
                 f"{plan.method} scores with the last {window} tokens, of which {tokens} are chat template on "
                 f"{', '.join(mostly)}: fewer than half are prompt"
