@@ -13,7 +13,7 @@ from kvfactory.backends.sdpa import attend as sdpa_attend
 
 _PACKAGES = {
     "flash_attention_2": ("flash_attn", "flash-attn", "pip install flash-attn --no-build-isolation"),
-    "flash_attention_3": ("flash_attn_interface", "fa3-fwd", "pip install fa3-fwd"),
+    "flash_attention_3": ("fa3_fwd_interface", "fa3-fwd", "pip install fa3-fwd"),
 }
 
 
