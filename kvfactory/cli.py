@@ -49,11 +49,12 @@ def build_parser(settings: type = RunSettings, prog: str = "run_longbench.py") -
 
 
 def method_settings() -> dict[str, dict[str, Field]]:
-    """{setting: {method that reads it: its field}}, methods in the order of the registry."""
+    """{setting: {method that reads it: its field}}, methods in the order of the registry; Python-only ones are out."""
     found: dict[str, dict[str, Field]] = {}
     for method in METHODS:
         for declared in fields(METHODS.get(method).Settings):
-            found.setdefault(declared.name, {})[method] = declared
+            if declared.metadata.get("cli", True):
+                found.setdefault(declared.name, {})[method] = declared
     shared = {f.name for f in fields(RunSettings)}
     assert not shared & set(found), f"a method setting has the name of a shared flag: {shared & set(found)}"
     return found

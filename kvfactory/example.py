@@ -77,26 +77,25 @@ def prompt_fields(prompt: EncodedPrompt) -> dict[str, Any]:
 
 
 def output_fields(out: RowOutput, think_tokens: int) -> dict[str, Any]:
-    """What a row says about its answer and its time; `rows_in_flight` is null while rows run one at a time."""
+    """What a row says about its answer and its time; `rows_in_flight` is null for a row that decoded alone."""
     return {
         "new_tokens": len(out.tokens),
         "think_tokens": think_tokens,
         "finish": out.finish,
         "prefill_s": out.timing.prefill_s,
         "decode_s": out.timing.decode_s,
-        "rows_in_flight": None,
+        "rows_in_flight": None if out.rows_in_flight == 1 else out.rows_in_flight,
     }
 
 
 def cache_fields(out: RowOutput) -> dict[str, Any]:
     """What a row says about its cache, measured on the tensors held."""
     cache, held = out.cache, out.cache.bytes()
-    capability = cache.attachment.plan.cluster.capability
+    capability = cache.plan.cluster.capability
     kept = cache.kept_tokens
     per_layer = [_whole(sum(heads) / len(heads)) for heads in kept]
     mean = _whole(sum(per_layer) / len(per_layer))
-    appended = cache.get_seq_length() - cache.prompt_len
-    attended = mean + appended
+    attended = _mean_slots(cache)
     if capability.stage == "decode-select":
         attended = min(cache.context(None).budget, attended)
     return {
@@ -115,6 +114,16 @@ def cache_fields(out: RowOutput) -> dict[str, Any]:
         "tokens_attended": attended,
         "compressed": cache.compressed,
     }
+
+
+def _mean_slots(cache: KVCache) -> int | float:
+    """Slots in use per stored head at the end, as mean over layers; stores of equal heads know theirs."""
+    appended = cache.get_seq_length() - cache.prompt_len
+    slots = []
+    for layer in cache.kv_layers:
+        heads = layer.store.prompt_slots
+        slots.append(getattr(layer.store, "length", sum(heads) / len(heads) + appended))
+    return _whole(sum(slots) / len(slots))
 
 
 def _whole(value: float) -> int | float:

@@ -137,6 +137,8 @@ def _plan(settings: RunSettings, given: dict[str, Any], method: str, budget: Any
         gqa_score_agg=settings.gqa_score_agg,
         preset=settings.preset,
         seed=settings.seed,
+        merge=settings.merge,
+        merge_target=settings.merge_target,
         attn_implementation="sdpa" if backend == "auto" else backend,
         **settings_of(method, given),
     )

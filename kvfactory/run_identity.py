@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from kvfactory.data.encode import PromptEncoder
@@ -23,7 +25,7 @@ def label_of(plan: Plan, settings: RunSettings, computation: Computation, usual:
     """
     named = [plan.granularity] if plan.granularity != "query_head" else []
     named += [plan.gqa_score_agg] if plan.gqa_score_agg != "mean" else []
-    named += [settings.merge] if settings.merge else []
+    named += [plan.merge if plan.merge_target == "kv" else f"{plan.merge}-{plan.merge_target}"] if plan.merge else []
     named += [f"{settings.quant_method}{settings.nbits or ''}"] if settings.quant_method else []
     named += [plan.preset] if plan.preset != "factory" else []
     named += [settings.protocol] if settings.protocol != "longbench" else []
@@ -34,6 +36,7 @@ def _others(plan: Plan, settings: RunSettings, computation: Computation, usual: 
     """Result-relevant settings without a tag of their own that are not at their defaults."""
     preset = {name: cell_value(plan, name) for name in as_dict(plan.settings)}
     found = {name: value for name, value in as_dict(plan.settings).items() if value != preset[name]}
+    found |= setting_files(plan)  # a file counts by its content, wherever it lies
     for name in ("dtype", "attn_implementation", "decode"):
         if getattr(computation, name) != getattr(usual, name):
             found[name] = getattr(computation, name)
@@ -49,6 +52,12 @@ def _others(plan: Plan, settings: RunSettings, computation: Computation, usual: 
     if "seed" in given and (sampled or plan.cluster.capability.randomised):
         found["seed"] = settings.seed
     return found
+
+
+def setting_files(plan: Plan) -> dict[str, str]:
+    """SHA-256 of the files that method settings name, by setting."""
+    paths = {name: Path(value) for name, value in as_dict(plan.settings).items() if name.endswith("_path") and value}
+    return {name: hashlib.sha256(p.read_bytes()).hexdigest() for name, p in paths.items() if p.is_file()}
 
 
 def cell_value(plan: Plan, name: str) -> Any:
@@ -70,7 +79,7 @@ def record_settings(
     computed.pop("device")  # of each segment's hardware: a run may go on elsewhere
     return {
         "method": plan.method,
-        "method_settings": as_dict(plan.settings),
+        "method_settings": as_dict(plan.settings) | setting_files(plan),
         "recalled_settings": plan.recalled,
         "preset": plan.preset,
         "protocol": settings.protocol,
@@ -81,7 +90,8 @@ def record_settings(
         "kv_cache_granularity": plan.granularity,
         "granularity_has_effect": not capability.same_for_all_heads,
         "gqa_score_agg": plan.gqa_score_agg if capability.reads_queries else None,
-        "merge": settings.merge,
+        "merge": plan.merge,
+        "merge_target": plan.merge_target if plan.merge else None,
         "quant_method": settings.quant_method,
         "nbits": settings.nbits,
         "seed": settings.seed if capability.randomised else None,

@@ -7,21 +7,20 @@ methods are declared with the methods.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from kvfactory.budget import Budget
-from kvfactory.capability import BACKENDS, GRANULARITIES
+from kvfactory.capability import BACKENDS, GRANULARITIES, MERGE_TARGETS, MERGES
 from kvfactory.data.longbench import SAMPLE_METHODS
 from kvfactory.data.tasks import DEFAULT_DATASETS, LONGBENCH_E, TASKS, canonical_dataset, get_task
 from kvfactory.data.templates import CHAT_TEMPLATES, PROTOCOLS
 from kvfactory.registry import unknown_name
 from kvfactory.settings import PRESETS, parse_switch
 
-# Names that --merge and --quant_method accept besides none, with what they stand for.
-MERGES: dict[str, Any] = {}
-QUANTISERS: dict[str, Any] = {}
+QUANTISERS: tuple[str, ...] = ()
+"""Names that --quant_method accepts besides none."""
 
 GROUPS = {
     "what": "What runs",
@@ -187,8 +186,15 @@ class RunSettings:
         "with kv_head: how the scores of a group's query heads become one",
         choices=("mean", "max", "sum"),
     )
-    merge: str | None = flag("budget", None, "what becomes of evicted tokens; none: they are dropped")
-    quant_method: str | None = flag("budget", None, "quantiser of stored keys and values; none: not quantised")
+    merge: str | None = flag(
+        "budget",
+        None,
+        f"what becomes of evicted tokens: {', '.join(MERGES)} average them into kept ones; none drops them",
+    )
+    merge_target: str = flag("budget", "kv", "what --merge averages: keys and values, or values", choices=MERGE_TARGETS)
+    quant_method: str | None = flag(
+        "budget", None, f"quantiser of stored keys and values: {', '.join((*QUANTISERS, 'none'))}"
+    )
     nbits: int | None = flag("budget", None, "bits of the quantiser", read=int)
 
     # Model and computation
@@ -310,7 +316,7 @@ class RunSettings:
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
 
-def optional_name(kind: str, name: str | None, known: dict[str, Any]) -> str | None:
+def optional_name(kind: str, name: str | None, known: Sequence[str]) -> str | None:
     """The canonical spelling of an optional name; None for None, "" and "none" in any case.
 
     Raises:

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from kvfactory import run_settings
 from kvfactory.cli import METHOD_PREFIX, build_parser, method_settings, parse, settings_of, unread_settings
 from kvfactory.methods import METHODS
 from kvfactory.run_settings import RunSettings, optional_name
@@ -21,7 +20,12 @@ def checked(*argv):
 def test_every_setting_has_a_flag_and_help():
     actions = {action.dest: action for action in build_parser()._actions}
     declared = {f.name for f in dataclasses.fields(RunSettings)}
-    of_methods = {f.name for name in METHODS for f in dataclasses.fields(METHODS.get(name).Settings)}
+    of_methods = {
+        f.name
+        for name in METHODS
+        for f in dataclasses.fields(METHODS.get(name).Settings)
+        if f.metadata.get("cli", True)
+    }
     assert set(actions) == {"help"} | declared | {METHOD_PREFIX + name for name in of_methods}
     assert all(action.help for action in actions.values())
     text = build_parser().format_help()
@@ -92,11 +96,11 @@ def test_none_counts_as_not_given(word):
     assert settings.merge is None and settings.quant_method is None
 
 
-def test_merges_and_quantisers_are_looked_up(monkeypatch):
-    monkeypatch.setitem(run_settings.MERGES, "pivot", None)
-    assert optional_name("merge", "Pivot", run_settings.MERGES) == "pivot"
-    with pytest.raises(ValueError, match="unknown merge 'pivit'. Did you mean pivot"):
-        optional_name("merge", "pivit", run_settings.MERGES)
+def test_merges_and_quantisers_are_looked_up():
+    assert optional_name("quantiser", "Kivi", ("kivi", "gear")) == "kivi"
+    with pytest.raises(ValueError, match="unknown quantiser 'kivy'. Did you mean kivi"):
+        optional_name("quantiser", "kivy", ("kivi", "gear"))
+    assert checked("--merge", "Pivot").merge == "pivot"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +109,7 @@ def test_merges_and_quantisers_are_looked_up(monkeypatch):
         (("--method", "snapvk"), "Did you mean SnapKV"),
         (("--datasets", "qaspr"), "Did you mean qasper"),
         (("--stop_newline", "samsun"), "Did you mean samsum"),
-        (("--merge", "pivto"), "unknown merge 'pivto'"),
+        (("--merge", "pivto"), "unknown merge 'pivto'. Did you mean pivot"),
         (("--quant_method", "kivy"), "unknown quantiser 'kivy'"),
         (("--nbits", "4"), "--nbits 4 is read by quantisers only"),
         (("--max_capacity_prompts", "0"), "--max_capacity_prompts 0"),

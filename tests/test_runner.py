@@ -113,6 +113,34 @@ def test_what_a_row_says_about_its_cache(run):
     assert rows["StreamingLLM"]["bytes_prompt"] == 3 * 2 * 32 * token  # the same for all heads: stored at kv heads
 
 
+def test_a_method_that_evicts_while_decoding_stays_at_its_budget(run):
+    if "decode_evict" not in cli.method_settings():
+        pytest.skip("no method evicts while decoding")
+    run("--method", "h2o", "--max_capacity_prompts", 32, "--decode_evict", "on")
+    row = run.rows()[0]
+    assert row["tokens_attended"] == row["kept_tokens"]["mean"] == 32
+    assert row["bytes_end"] == row["bytes_prompt"]
+
+
+def test_heads_of_different_budgets(run):
+    run("--method", "adakv", "--max_capacity_prompts", 40)
+    kept = run.rows()[0]["kept_tokens"]
+    assert kept["min"] < 40 < kept["max"] and kept["mean"] == pytest.approx(40, abs=1)
+    assert run.rows()[0]["tokens_attended"] == pytest.approx(kept["mean"] + run.rows()[0]["new_tokens"] - 1)
+
+
+def test_a_file_that_a_setting_names_counts_by_its_content(run, tmp_path):
+    if "head_path" not in cli.method_settings():
+        pytest.skip("no method reads a file")
+
+    def label(name, score):
+        scores = {f"{layer}-{head}": [score * (head + 1)] for layer in range(3) for head in range(4)}
+        (tmp_path / name).write_text(json.dumps(scores))
+        return run.job("--method", "headkv", "--head_path", tmp_path / name).runs[0].paths.label
+
+    assert label("a.json", 1.0) == label("b.json", 1.0) != label("c.json", 0.5)
+
+
 def test_a_prompt_below_the_budget_is_not_compressed(run):
     run("--method", "snapkv", "--max_capacity_prompts", 1500)
     row = run.rows()[0]
@@ -337,6 +365,8 @@ def test_shards_and_merge_equal_one_run(model, data, tmp_path):
         (("--merge", "None", "--quant_method", "none", "--overwrite", "--save_prompts"), "SnapKV"),
         (("--kv_cache_granularity", "kv_head"), "SnapKV+kv_head"),
         (("--kv_cache_granularity", "kv_head", "--gqa_score_agg", "max"), "SnapKV+kv_head+max"),
+        (("--merge", "Pivot", "--preset", "paper"), "SnapKV+pivot+paper"),
+        (("--merge", "weighted", "--merge_target", "v"), "SnapKV+weighted-v"),
         (("--preset", "paper"), "SnapKV+paper"),
         (("--preset", "paper", "--window_size", "32"), "SnapKV+paper"),
         (("--protocol", "factory", "--max_input_length", "1500"), "SnapKV+factory+h"),
