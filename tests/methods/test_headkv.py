@@ -16,9 +16,9 @@ LLAMA3 = "heads_score/Meta-Llama-3-8B-Instruct_retrieval_reasoning_heads.json"
 
 
 def build(shape: LayerShape, granularity: str = "query_head", agg: str = "mean", table=None, **given) -> HeadKV:
-    settings = resolve_settings("HeadKV", HeadKV.Settings, "factory", given)
     if table is not None:
-        settings = HeadKV.Settings(**(vars(settings) | {"head_capacity": capacity_table(table)}))
+        given["head_capacity"] = table
+    settings = resolve_settings("HeadKV", HeadKV.Settings, "factory", given)
     settings.validate(64)
     return HeadKV(settings, shape, granularity, agg)
 
