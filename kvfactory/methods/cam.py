@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kvfactory.capability import Capability
 from kvfactory.methods import register
-from kvfactory.methods.base import Kept, PromptContext, TokenSelector
+from kvfactory.methods.base import Kept, PromptContext
+from kvfactory.methods.evictor import POSITION, Evictor, lowest_slot
 from kvfactory.methods.snapkv import check_window
 from kvfactory.ops.cam_merge import (
     banded_probabilities,
@@ -17,15 +18,18 @@ from kvfactory.ops.cam_merge import (
     merge_evicted,
     merge_loop,
 )
-from kvfactory.ops.scores import attention_rows, reduce_groups
+from kvfactory.ops.scores import attention_rows, column_sums, reduce_groups
 from kvfactory.ops.select import gather_tokens, top_positions, with_window
 from kvfactory.settings import Cell, MethodSettings, setting
 
 PAPER_SPAN = 32
 
+if TYPE_CHECKING:
+    from kvfactory.cache.store import DenseStore
+
 
 @register("CAM")
-class CAM(TokenSelector):
+class CAM(Evictor):
     """Keeps what the window attends to, and merges values of other tokens into later ones by random draws.
 
     Paper: CaM: Cache Merging for Memory-efficient LLMs Inference, ICML 2024. Code: zyxxmu/cam,
@@ -62,6 +66,9 @@ class CAM(TokenSelector):
         cam_exact_loop: bool = setting(
             False, "merge token by token with the original's rounding, for comparisons; slow, factory form"
         )
+        decode_evict: bool | None = setting(
+            None, "evict at every decode step too, paper form only; - means on in the paper form, off otherwise"
+        )
         score_dtype: str = setting(
             "float32", "precision of scores; model reproduces half-precision rounding", choices=("float32", "model")
         )
@@ -87,6 +94,10 @@ class CAM(TokenSelector):
                 raise ValueError(f"--cam_start_ratio {self.cam_start_ratio} is not in [0, 1], a part of the prompt")
             if self.span < 1:
                 raise ValueError(f"--cam_span {self.cam_span} merges into nothing: give at least 1")
+            if self.decode_evict and self.cam_variant != "paper":
+                raise ValueError(
+                    f"--decode_evict on belongs to --cam_variant paper; {self.cam_variant} merges at the prompt only"
+                )
             if self.smooths:
                 if self.span > self.window_size:
                     raise ValueError(
@@ -124,6 +135,11 @@ class CAM(TokenSelector):
     def changes_prompt(self) -> bool:
         return self.settings.leaks
 
+    @property
+    def evicts(self) -> bool:
+        given = self.settings.decode_evict
+        return self.settings.cam_variant == "paper" if given is None else given
+
     def before_attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,6 +158,8 @@ class CAM(TokenSelector):
 
     def compress(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> Kept | None:
         leaked, self._leaked = self._leaked, None
+        if self.evicts:
+            return self._compress_for_decoding(q, k, v, ctx)
         if self.kept(ctx) >= ctx.prompt_len:
             return None
         from_leak = leaked is not None and (v is leaked[0] or v is leaked[2])
@@ -150,9 +168,58 @@ class CAM(TokenSelector):
         if self.settings.smooths:
             merged = leaked[2] if from_leak else self._smooth(v, attention, ctx)
             return Kept(kept, values=gather_tokens(merged, kept))
+        return self._merge_evicted(v, attention, kept, ctx)
+
+    def _merge_evicted(self, v: torch.Tensor, attention: torch.Tensor, kept: torch.Tensor, ctx: PromptContext) -> Kept:
+        """The paper's merge at the prompt's end."""
         span = self.settings.span
         draws = self._draw(evicted_probabilities(attention, kept, span), ctx)
         return Kept(kept, values=merge_evicted(v, kept, draws, span))
+
+    def _compress_for_decoding(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> Kept:
+        """The prompt's part of the paper form: what is kept also carries the attention it has received so far."""
+        S = ctx.prompt_len
+        if self.kept(ctx) < S:
+            attention = self._mean_attention(q, k, ctx)
+            kept = self._merge_evicted(v, attention, self._best(attention, ctx), ctx)
+        else:
+            kept = Kept(torch.arange(S, device=k.device).expand(k.shape[0], self.stored_heads, S))
+        total = column_sums(q, k, scale=self.scale, score_dtype=self.settings.score_dtype)
+        received = self.per_stored_head(total).gather(-1, kept.indices).float()
+        kept.columns = {POSITION: kept.indices.int(), "received": received}
+        return kept
+
+    def observe(self, q: torch.Tensor, store: DenseStore, position: int, ctx: PromptContext) -> None:
+        received = store.column("received")
+        received[..., -1] = 0
+        received += self.step_attention(q, store)
+
+    def victims(self, store: DenseStore, position: int, ctx: PromptContext) -> torch.Tensor:
+        """The token that received least outside the window; its value is merged into the next kept ones first."""
+        positions, received = store.column(POSITION), store.column("received")
+        victim = lowest_slot(received, positions, positions > position - self.settings.window_size)
+        self._merge_victim(store, victim, position, ctx)
+        return victim
+
+    def _merge_victim(self, store: DenseStore, victim: torch.Tensor, position: int, ctx: PromptContext) -> None:
+        """Adds v / m to the next m = `cam_span` kept tokens with probability clamp(a / mean of theirs, 0, 1)."""
+        positions, received = store.column(POSITION), store.column("received")
+        later = positions > positions.gather(-1, victim)
+        rank = positions.masked_fill(~later, torch.iinfo(positions.dtype).max).argsort(dim=-1).argsort(dim=-1)
+        targets = later & (rank < self.settings.span)
+        m = targets.sum(dim=-1, keepdim=True)
+        theirs = (received * targets).sum(dim=-1, keepdim=True) / m
+        probability = (received.gather(-1, victim) / theirs).nan_to_num(0.0).clamp(0, 1)
+        if ctx.sampler is not None:
+            drawn = ctx.sampler(probability).to(probability)
+        else:
+            generator = ctx.generator(self.shape.layer_idx, step=position)
+            drawn = (
+                torch.rand(probability.shape[1:], generator=generator).to(probability.device) < probability
+            ).float()
+        _, v = store.view()
+        value = v.gather(2, victim[..., None].expand(-1, -1, -1, v.shape[-1])).float()
+        v += ((targets * (drawn / m))[..., None] * value).to(v.dtype)
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
         return self._mean_attention(q, k, ctx)[..., : ctx.prompt_len - self.settings.window_size]

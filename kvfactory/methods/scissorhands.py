@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvfactory.capability import Capability
 from kvfactory.methods import register
-from kvfactory.methods.base import PromptContext, TokenSelector
+from kvfactory.methods.base import Kept, PromptContext
+from kvfactory.methods.evictor import POSITION, Evictor, EvictorSettings, decode_evict_setting
 from kvfactory.ops.lottery import draw_positions
-from kvfactory.ops.row_statistics import low_weight_counts, lowest_positions
+from kvfactory.ops.row_statistics import BELOW_AVERAGE, low_weight_counts, lowest_positions, row_normalisers
 from kvfactory.ops.select import top_positions
-from kvfactory.settings import Cell, MethodSettings, setting
+from kvfactory.settings import Cell, setting
+
+if TYPE_CHECKING:
+    from kvfactory.cache.store import DenseStore
 
 
 @register("Scissorhands")
-class Scissorhands(TokenSelector):
+class Scissorhands(Evictor):
     """Drops the tokens that most of the last queries gave less than an even share of attention.
 
     Paper: Scissorhands: Exploiting the Persistence of Importance Hypothesis for LLM KV Cache Compression at Test Time,
@@ -24,7 +29,8 @@ class Scissorhands(TokenSelector):
     """
 
     @dataclass(frozen=True)
-    class Settings(MethodSettings):
+    class Settings(EvictorSettings):
+        decode_evict: bool = decode_evict_setting(paper=True, paper_mark="recalled")
         sinks: int = setting(0, "first tokens that are always kept, inside the budget", factory_mark="recalled")
         scissor_window: int = setting(
             400,
@@ -127,3 +133,69 @@ class Scissorhands(TokenSelector):
     def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
         """(B, Hs, S - sinks - recent): attention received, the ranking of scissor_score sum."""
         return self.statistics(q, k, ctx)[1]
+
+    def compress(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> Kept | None:
+        kept = super().compress(q, k, v, ctx)
+        if kept is None or not self.evicts:
+            return kept
+        # Rings of the last queries with their normalisers reproduce the weights of past steps on what is still stored.
+        S, w = ctx.prompt_len, self.settings.scissor_window
+        first = max(0, S - w)
+        rows = torch.arange(first, S, device=k.device)
+        normaliser = row_normalisers(q, k, scale=self.scale, first_row=first)
+        kept.history = {
+            "query": _ring(q[:, :, first:].float(), rows, w, dim=2),
+            "normaliser": _ring(normaliser, rows, w, dim=2),
+            "row": _ring(rows, rows, w, dim=0, empty=-1),
+            "visible": _ring(rows + 1, rows, w, dim=0),
+        }
+        return kept
+
+    def observe(self, q: torch.Tensor, store: DenseStore, position: int, ctx: PromptContext) -> None:
+        """Puts the newest query into the ring, in place of the oldest."""
+        k, _ = store.view()
+        B, Hs, n, D = k.shape
+        place = position % self.settings.scissor_window
+        logits = (q.float().reshape(B, Hs, -1, D) @ k.float().transpose(2, 3)) * self.scale
+        store.history["query"][:, :, place] = q[:, :, 0].float()
+        store.history["normaliser"][:, :, place] = logits.logsumexp(dim=-1).view(B, -1)
+        store.history["row"][place] = position
+        store.history["visible"][place] = n
+
+    def victims(self, store: DenseStore, position: int, ctx: PromptContext) -> torch.Tensor:
+        """The slots that most of the last queries gave little; among equal counts less attention, then the older."""
+        s = self.settings
+        positions = store.column(POSITION)
+        counts, sums = self.ring_statistics(store)
+        if s.scissor_score == "sum":
+            counts = torch.zeros_like(counts)
+        protected = (positions > position - s.scissor_recent) | (positions < s.sinks)
+        counts = counts.masked_fill(protected, -1)
+        order = positions.argsort(dim=-1)
+        for key, descending in ((sums, False), (counts, True)):
+            order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, descending=descending, stable=True))
+        drop = 1 if s.scissor_drop is None else max(1, int(s.scissor_drop * ctx.budget))
+        return order[..., : min(drop, store.length - s.sinks - s.scissor_recent)]
+
+    def ring_statistics(self, store: DenseStore) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, Hs, n) counts and sums over the ring's queries; a query knows nothing of tokens that came after it."""
+        k, _ = store.view()
+        B, Hs, n, D = k.shape
+        ring, row = store.history["query"], store.history["row"]
+        Hq, w = ring.shape[1:3]
+        logits = (ring.reshape(B, Hs, -1, D) @ k.float().transpose(2, 3)).view(B, Hq, w, n) * self.scale
+        weight = (logits - store.history["normaliser"][..., None]).exp()
+        seen = store.column(POSITION).repeat_interleave(Hq // Hs, dim=1)[:, :, None] <= row[:, None]
+        weight = weight * seen
+        low = (weight * store.history["visible"][:, None] < BELOW_AVERAGE) & seen
+        counts, sums = low.sum(dim=2).float(), weight.sum(dim=2)
+        if self.settings.scissor_normalize:
+            counts = counts / seen.sum(dim=2).clamp_min(1)
+        return self.per_stored_head(counts), self.per_stored_head(sums)
+
+
+def _ring(values: torch.Tensor, rows: torch.Tensor, size: int, dim: int, empty: int = 0) -> torch.Tensor:
+    """A ring of `size` places along `dim`, the value of row i at place i modulo `size`; free places hold `empty`."""
+    shape = list(values.shape)
+    shape[dim] = size
+    return values.new_full(shape, empty).index_copy_(dim, rows % size, values)

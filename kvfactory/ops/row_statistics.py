@@ -46,6 +46,16 @@ def low_weight_counts(
     return counts, sums.float()
 
 
+def row_normalisers(q: torch.Tensor, k: torch.Tensor, *, scale: float, first_row: int) -> torch.Tensor:
+    """(B, Hq, S - first_row) float32 log-sum-exp of the causal logits of the query rows [first_row, S)."""
+    B, Hq, S, D = q.shape
+    rows, Hk = S - first_row, k.shape[1]
+    queries = q[:, :, first_row:].float().reshape(B, Hk, -1, D)
+    logits = (queries @ k.float().transpose(2, 3)).view(B, Hq, rows, S) * scale
+    future = torch.arange(S, device=q.device) > torch.arange(first_row, S, device=q.device)[:, None]
+    return logits.masked_fill_(future, -torch.inf).logsumexp(dim=-1)
+
+
 def unmasked_sums(
     q: torch.Tensor, k: torch.Tensor, *, scale: float, first_row: int, block_bytes: int = SCORE_BLOCK_BYTES
 ) -> torch.Tensor:
