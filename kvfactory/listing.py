@@ -70,11 +70,15 @@ def capability_table() -> str:
 
 @dataclass(frozen=True)
 class _Trial:
-    """What one generation gave: new tokens per row, logits of every forward, what is wrong with its stores."""
+    """What one generation gave: new tokens per row, logits of every forward, what is wrong with its stores.
+
+    `near_tie`: the first row met two logits too close for batches of different sizes to agree on.
+    """
 
     tokens: list[list[int]]
     logits: list[torch.Tensor]
     wrong: str | None
+    near_tie: bool
 
 
 def _try(model: PreTrainedModel, method: str, backend: str, granularity: str, rows: list[torch.Tensor]) -> _Trial:
@@ -103,7 +107,7 @@ def _try(model: PreTrainedModel, method: str, backend: str, granularity: str, ro
             wrong = f"a prompt of {len(rows[0])} tokens was not compressed to a budget of {BUDGET}"
         if wrong is None and not all(bool(part.isfinite().all()) for part in logits):
             wrong = "logits are not finite"
-        return _Trial([row.tokens for row in out.rows], logits, wrong)
+        return _Trial([row.tokens for row in out.rows], logits, wrong, out.rows[0].near_ties > 0)
     finally:
         hook.remove()
         detach(model)
@@ -149,7 +153,7 @@ class _FamilyTrials:
         batch = _try(self.model, method, backend, granularity, self.rows)
         if batch.wrong:
             return f"in a batch of {len(self.rows)}: {batch.wrong}"
-        if not self.half and batch.tokens[0] != alone.tokens[0]:
+        if not (self.half or batch.near_tie) and batch.tokens[0] != alone.tokens[0]:
             return f"in a batch of {len(self.rows)} the tokens are {batch.tokens[0]}, alone {alone.tokens[0]}"
         return None
 

@@ -30,7 +30,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def shared_model(name: str) -> PreTrainedModel:
     """The model of a family, or of a key of `SHAPES`; one object per process, so tests must detach."""
     return tiny_model(name.split("-")[0], **SHAPES.get(name, {}))

@@ -74,4 +74,6 @@ def held(cache: KVCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def same(a: list[tuple[torch.Tensor, ...]], b: list[tuple[torch.Tensor, ...]]) -> bool:
-    return len(a) == len(b) and all(torch.equal(x, y) for p, r in zip(a, b, strict=True) for x, y in zip(p, r))
+    return len(a) == len(b) and all(
+        torch.equal(x, y) for p, r in zip(a, b, strict=True) for x, y in zip(p, r, strict=True)
+    )

@@ -1,0 +1,61 @@
+"""Backends against float64 loops, and eager bit for bit against transformers."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+from oracles import dense_attention
+
+from kvfactory.backends import get_backend
+
+
+def qkv(t=19, n=19, Hq=6, Hs=2, D=12):
+    g = torch.Generator().manual_seed(0)
+    return (torch.randn(2, h, s, D, generator=g) for h, s in ((Hq, t), (Hs, n), (Hs, n)))
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+@pytest.mark.parametrize("heads", [(6, 2), (9, 3), (6, 6), (5, 1)])
+def test_causal(name, heads):
+    q, k, v = qkv(Hq=heads[0], Hs=heads[1])
+    got = get_backend(name)(q, k, v, scale=0.3, causal=True)
+    values = v.double().repeat_interleave(heads[0] // heads[1], dim=1)
+    want = (dense_attention(q, k, 0.3) @ values).transpose(1, 2)
+    assert got.shape == (2, 19, heads[0], 12)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)  # float32 over 19 tokens
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+@pytest.mark.parametrize("shape", [(2, 6, 3, 19), (1, 1, 3, 19), (2, 1, 1, 19)])
+def test_masks_and_none(name, shape):
+    q, k, v = qkv(t=3)
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask[..., 0] = True
+    values, keys = (x.double().repeat_interleave(3, dim=1) for x in (v, k))
+    for used in (mask, None):
+        got = get_backend(name)(q, k, v, scale=0.3, causal=False, mask=used)
+        logits = q.double() @ keys.transpose(2, 3) * 0.3
+        logits = logits if used is None else logits.masked_fill(~used, -torch.inf)
+        want = (torch.softmax(logits, -1) @ values).transpose(1, 2)
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_an_unknown_name():
+    with pytest.raises(ValueError, match="--attn_implementation 'flash' is not one of eager, sdpa"):
+        get_backend("flash")
+
+
+@pytest.mark.parametrize(
+    "name, package", [("flash_attention_2", "flash_attn"), ("flash_attention_3", "flash_attn_interface")]
+)
+def test_flash_without_package_or_device(name, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=f"--attn_implementation {name} needs the package"):
+        get_backend(name)
+    monkeypatch.setitem(sys.modules, package, types.SimpleNamespace(flash_attn_func=None, flash_attn_varlen_func=None))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=f"--attn_implementation {name} needs a CUDA device"):
+        get_backend(name)
