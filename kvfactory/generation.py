@@ -69,7 +69,6 @@ def stop_ids(model: PreTrainedModel, eos_token_id: int | Sequence[int] | None) -
 
 def _generate_hf(model: PreTrainedModel, request: Request, attachment: Attachment) -> RowOutput:
     """One row through transformers' `generate`, every processor of the checkpoint neutralised."""
-    never = model.config.get_text_config(decoder=True).vocab_size  # an id no model emits: unset ids would be inherited
     config = GenerationConfig(
         max_new_tokens=request.max_new,
         min_new_tokens=request.min_new or None,
@@ -77,7 +76,7 @@ def _generate_hf(model: PreTrainedModel, request: Request, attachment: Attachmen
         num_beams=1,
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
-        eos_token_id=request.stops or never,
+        eos_token_id=request.stops or None,
         pad_token_id=request.stops[0] if request.stops else 0,
     )
     ids = request.ids.to(model.device)
@@ -86,12 +85,17 @@ def _generate_hf(model: PreTrainedModel, request: Request, attachment: Attachmen
         plan, example_id=request.example_id, max_new_tokens=request.max_new, sampler=request.sampler
     )
     start = device_time(ids.device)
-    out = model.generate(
-        ids[None],
-        attention_mask=torch.ones_like(ids)[None],
-        generation_config=config,
-        **{cache_keyword(model): cache},
-    )
+    # Fields that `config` leaves unset would be inherited from the checkpoint's, e.g. suppressed tokens.
+    checkpoints, model.generation_config = model.generation_config, config
+    try:
+        out = model.generate(
+            ids[None],
+            attention_mask=torch.ones_like(ids)[None],
+            generation_config=config,
+            **{cache_keyword(model): cache},
+        )
+    finally:
+        model.generation_config = checkpoints
     tokens = out[0, len(ids) :].tolist()
     finish = tokens[-1] if tokens[-1] in request.stops else "length"
     return RowOutput(plan, cache, tokens, finish, Timing(None, device_time(ids.device) - start))

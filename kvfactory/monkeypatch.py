@@ -328,8 +328,7 @@ def replace_model(method: str, families: list[str] | tuple[str, ...] | None = No
     Takes the options of `attach`, which are checked at once.
     """
     make_plan(method, **{k: v for k, v in options.items() if k != "attn_implementation"})
-    for family in families or FAMILIES:
-        cls = _causal_lm(family)
+    for cls in [_causal_lm(family) for family in families or FAMILIES]:
         stock = _wrapped_inits.setdefault(cls, cls.__init__)
 
         @functools.wraps(stock)
