@@ -15,9 +15,10 @@ RUN_OLDEST = $(VENV_OLDEST)/bin/python
 PYTEST_WORKERS ?= 2
 TEST_ARGS ?=
 
-# One set each of single document, several documents, few-shot, synthetic and code; summaries write 512 tokens, so they
-# are left to demo-full.
-DEMO_DATASETS ?= qasper,hotpotqa,samsum,passage_retrieval_en,lcc
+# Two examples each of sets with short prompts and short answers (one document, several, questions with examples, labels),
+# so that two CPU cores are done in minutes; demo-full has the rest.
+DEMO_DATASETS ?= multifieldqa_en,hotpotqa,triviaqa,trec
+DEMO_EXAMPLES ?= 2
 DEMO_METHODS ?= fullkv,snapkv,pyramidkv,streamingllm
 DEMO_BUDGET ?= 128
 DEMO_ARGS ?=
@@ -41,7 +42,7 @@ setup-oldest:
 	@$(RUN_OLDEST) -m kvfactory.assets smollm2 >/dev/null
 
 demo: setup
-	HF_HUB_OFFLINE=1 $(demo_run) --datasets $(DEMO_DATASETS) --save_dir results/demo
+	HF_HUB_OFFLINE=1 $(demo_run) --datasets $(DEMO_DATASETS) --max_num_examples $(DEMO_EXAMPLES) --save_dir results/demo
 	$(RUN) eval.py --results_dir results/demo
 
 demo-full: setup
