@@ -24,7 +24,7 @@ def list_methods(verify: bool) -> int:
     from kvfactory import listing
 
     print(listing.capability_table())
-    return 0 if not verify or listing.verify() else 1
+    return listing.verify() if verify else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

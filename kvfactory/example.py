@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from kvfactory.cache.kv_cache import KVCache
 from kvfactory.data.encode import EncodedPrompt
-from kvfactory.generation import RowOutput, generate
+from kvfactory.decoder import Request, RowOutput
 from kvfactory.metrics import score_example
-from kvfactory.monkeypatch import Attachment
+from kvfactory.plan import Plan
 from kvfactory.preparation import DatasetPart, Job
 
 RECORD_FIELDS = ("answers", "length", "dataset", "language", "all_classes", "_id")
@@ -23,39 +23,60 @@ class NotCompressed(ValueError):
     """A layer does not hold what the method declares."""
 
 
-def run_example(
-    job: Job, attachment: Attachment, part: DatasetPart, record: dict, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """The result row of one record.
+@dataclass(frozen=True)
+class Example:
+    """One record on its way to a row.
+
+    Attributes:
+        prompt: None when it could not be encoded.
+        warnings: sentences the user should see once.
+    """
+
+    record: dict
+    text: str = ""
+    prompt: EncodedPrompt | None = None
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, job: Job, part: DatasetPart, record: dict) -> Example:
+        """Fills the prompt in and encodes it.
+
+        Raises:
+            ValueError: the prompt does not fit the model's window.
+        """
+        text = job.prompts.render(part.name, record)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            prompt = job.encoder.encode(part.task, text, part.max_new_tokens, record["input"])
+        return cls(record, text, prompt, tuple(str(warning.message) for warning in caught))
+
+    def request(self, job: Job, part: DatasetPart, plans: list[Plan]) -> Request:
+        """What to generate, once per plan."""
+        encoder = job.encoder
+        return Request(
+            ids=self.prompt.input_ids,
+            max_new=part.max_new_tokens + encoder.thinking_budget(part.task),
+            min_new=encoder.min_new_tokens(part.task),
+            stops=encoder.stop_ids(part.task),
+            plans=plans,
+            example_id=f"{part.name}/{self.record['_id']}",
+            tag=self,
+        )
+
+
+def example_row(job: Job, part: DatasetPart, example: Example, out: RowOutput, peak: int | None) -> dict[str, Any]:
+    """The result row of a finished generation.
 
     Args:
-        tell: takes sentences the user should see once.
+        peak: peak device bytes of this row; None on the CPU, or where rows share the device.
 
     Raises:
-        ValueError: the prompt does not fit the model's window, a budget that cannot be kept, or `NotCompressed`.
-        RuntimeError: from torch, out of memory among them.
+        ValueError: the answer cannot be scored; `NotCompressed`.
     """
-    encoder, model = job.encoder, attachment.model
+    record = example.record
     name = f"{part.name}/{record['_id']}"
-    text = job.prompts.render(part.name, record)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        prompt = encoder.encode(part.task, text, part.max_new_tokens, record["input"])
-    for warning in caught:
-        tell(f"{part.name}: {warning.message}")
-    _reset_peak(model)
-    out = generate(
-        model,
-        prompt.input_ids,
-        max_new_tokens=part.max_new_tokens + encoder.thinking_budget(part.task),
-        min_new_tokens=encoder.min_new_tokens(part.task),
-        eos_token_id=encoder.stop_ids(part.task),
-        decode=job.computation.decode,
-        example_id=name,
-    ).rows[0]
-    peak = _peak_bytes(model)
-    check_compression(attachment, out.cache, name)
-    pred, think_tokens = encoder.decode(out.tokens, part.task)
+    check_compression(out.cache, name)
+    pred, think_tokens = job.encoder.decode(out.tokens, part.task)
     try:
         score = score_example(part.name, pred, record["answers"], record["all_classes"])
     except ValueError as error:
@@ -63,11 +84,12 @@ def run_example(
     row = {"input": record["input"], "pred": pred} | {field: record[field] for field in RECORD_FIELDS}
     row = {field: row[field] for field in ("input", "answers", "pred", *RECORD_FIELDS[1:])}
     if job.settings.save_prompts:
-        row["prompt"] = text
+        row["prompt"] = example.text
     if job.settings.save_context:
         row["context"] = record["context"]
     row["score"] = score
-    return row | prompt_fields(prompt) | output_fields(out, think_tokens) | {"peak_mem_bytes": peak} | cache_fields(out)
+    row |= prompt_fields(example.prompt) | output_fields(out, think_tokens) | {"peak_mem_bytes": peak}
+    return row | cache_fields(out)
 
 
 def prompt_fields(prompt: EncodedPrompt) -> dict[str, Any]:
@@ -130,46 +152,29 @@ def _whole(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
-def check_compression(attachment: Attachment, cache: KVCache, example: str) -> None:
+def check_compression(cache: KVCache, example: str) -> None:
     """Compares the prompt slots of every layer with what the method declares for this prompt.
 
-    A method whose share per head depends on the scores declares bounds for the layer's total instead
-    (`declared_bounds`).
-
     Raises:
-        NotCompressed: names example and layer, both counts.
+        NotCompressed: names example and layer, and both counts.
     """
     context = cache.context(None)
-    for slot, layer in zip(attachment.slots, cache.kv_layers, strict=True):
-        stored, declared = list(layer.store.prompt_slots), slot.cluster.declared(context)
-        bounds = getattr(slot.cluster, "declared_bounds", None)
-        if bounds is None:
-            right = stored == declared
-        else:
-            least, most = bounds(context)
-            right = len(stored) == len(declared) and least <= sum(stored) <= most
-        if not right:
-            raise NotCompressed(
-                f"{example}, layer {slot.model_layer}: {attachment.plan.method} declares {_counts(declared)} prompt "
-                f"tokens per stored head, the cache holds {_counts(stored)}"
-            )
-
-
-def _counts(heads: list[int]) -> str:
-    """ "128 (x8)" for equal counts, else the list."""
-    return f"{heads[0]} (x{len(heads)})" if len(set(heads)) == 1 else str(heads)
+    for layer in cache.kv_layers:
+        wrong = layer.cluster.mismatch(list(layer.store.prompt_slots), context)
+        if wrong is not None:
+            raise NotCompressed(f"{example}, layer {layer.slot.model_layer}: {cache.plan.method}: {wrong}")
 
 
 def _devices(model: PreTrainedModel) -> list[torch.device]:
     return sorted({p.device for p in model.parameters() if p.device.type == "cuda"}, key=str)
 
 
-def _reset_peak(model: PreTrainedModel) -> None:
+def reset_peak(model: PreTrainedModel) -> None:
     for device in _devices(model):
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _peak_bytes(model: PreTrainedModel) -> int | None:
+def peak_bytes(model: PreTrainedModel) -> int | None:
     """Peak bytes allocated on all devices of the model together; None on the CPU."""
     devices = _devices(model)
     return sum(torch.cuda.max_memory_allocated(device) for device in devices) if devices else None

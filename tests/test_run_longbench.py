@@ -250,11 +250,14 @@ def test_a_save_dir_that_cannot_be_written_to(cli, argv, capsys, tmp_path, monke
     assert f"--save_dir {place}" in error
 
 
-def test_list_methods(cli, capsys):
-    pytest.importorskip("kvfactory.listing")
+def test_list_methods(cli, capsys, monkeypatch):
+    monkeypatch.setattr("kvfactory.listing.verify", lambda: pytest.fail("not asked for"))
     assert cli.main(["--list_methods"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("FullKV", "SnapKV", "StreamingLLM"))
+    for code in (0, 1):
+        monkeypatch.setattr("kvfactory.listing.verify", lambda code=code: code)
+        assert cli.main(["--list_methods", "--verify"]) == code
 
 
 # --- other processes ---------------------------------------------------------------------------------------------
@@ -274,12 +277,12 @@ def wait_for(condition, process, seconds=120):
 
 
 def test_nothing_but_our_own_lines_on_stderr_and_from_any_folder(argv, tmp_path):
-    # transformers' deprecation and loading messages would come here
-    process = start(typed(argv), cwd=tmp_path)
+    # transformers' deprecation and loading messages would come here; its own generate has most of them
+    process = start(typed(argv | {"decode": "hf", "method": "snapkv,fullkv"}), cwd=tmp_path)
     _, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     for line in error.splitlines():
-        assert line.startswith(("note: ", "SnapKV")), error
+        assert line.startswith(("note: ", "SnapKV", "FullKV")), error
 
 
 def test_sigterm_stops_after_the_example_and_a_second_process_is_refused(argv, data, tmp_path, cli, capsys):

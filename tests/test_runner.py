@@ -207,7 +207,7 @@ def test_a_layer_that_holds_something_else_is_an_error_that_names_it(run, monkey
     assert run("--method", "snapkv", "--max_capacity_prompts", 32) == 1
     row = run.rows()[0]
     assert set(row) == {"_id", "dataset", "error"}
-    assert "hotpotqa/hotpotqa-0, layer 1: SnapKV declares 31 (x4)" in row["error"] and "holds 32 (x4)" in row["error"]
+    assert "hotpotqa/hotpotqa-0, layer 1: SnapKV: 128 slots are stored and 124 to 124 declared" in row["error"]
 
 
 # --- errors --------------------------------------------------------------------------------------------------------
@@ -445,6 +445,14 @@ def test_the_table_names_what_it_averages(run):
     assert "mean over 2 dataset(s): hotpotqa, trec" in text and f"--results_dir {run.paths().folder}" in text
     snap = [cell.strip() for cell in lines[2].split("|")]
     assert snap[3:6] == ["32", "2", "5"] and snap[7] == "32.0"
+
+
+def test_randomised_methods_draw_anew_for_every_example(run, data):
+    twins = [make_record("hotpotqa", 0) | {"_id": name} for name in ("a", "b")]
+    write_records(data, "hotpotqa", twins)
+    run("--method", "random,snapkv", "--max_capacity_prompts", 16)
+    preds = [[row["pred"] for row in run.rows(number=number)] for number in (0, 1)]
+    assert preds[0][0] != preds[0][1] and preds[1][0] == preds[1][1]
 
 
 def test_randomised_methods_do_not_depend_on_order_or_shard(run, data):
