@@ -19,7 +19,7 @@ from kvfactory.listing import REQUIRED_SETTINGS
 from kvfactory.methods import METHODS
 
 CLOSE = dict(rtol=0, atol=2e-3)
-"""Logits of magnitude 20 after 30 float32 layers that sum in different orders; dropped tokens move them by 0.1 to 10."""
+"""Logits of magnitude 20 after 30 float32 layers, summed in another order; dropped tokens move them by 0.1 to 10."""
 QUICK = ("PyramidKV", "SnapKV")
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from tiny import step
 
 from kvfactory import attach, detach

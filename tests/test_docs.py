@@ -1,0 +1,80 @@
+"""Generated pages are current, complete, and found stale when they are not."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from kvfactory import docs
+from kvfactory.cli import build_parser
+from kvfactory.methods import METHODS
+
+
+def test_the_committed_pages_are_current(capsys):
+    assert docs.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_every_flag_is_in_the_command_line_page():
+    page = docs.cli_page()
+    options = [o for action in build_parser()._actions for o in action.option_strings if o not in ("-h", "--help")]
+    assert len(options) > 30 and all(f"`{option}`" in page for option in options)
+    assert "%%" not in page
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_every_method_and_setting_is_in_the_pages(method):
+    section = docs.methods_page().split(f"\n## {method}\n")[1].split("\n## ")[0]
+    cluster = METHODS.get(method)
+    assert " ".join(cluster.__doc__.split(".")[0].split()) in section and cluster.capability.stage in section
+    rows = [line for line in docs.presets_page().splitlines() if line.startswith(f"| {method} |")]
+    shown = [f for f in fields(cluster.Settings) if f.metadata.get("cli", True)]
+    assert len(rows) == len(shown)
+    for f, row in zip(shown, rows, strict=True):
+        assert f"`--{f.name}`" in section and f"`--{f.name}`" in row
+        # Every cell that holds a value says how it is known.
+        factory, authors, paper = (cell.strip() for cell in row.replace("\\|", "/").split("|")[3:6])
+        for cell in (factory, paper, authors):
+            assert cell.endswith(("(read)", "(run)", "(recalled)")) or (cell == "" and f.metadata["authors"] is None)
+
+
+def test_tables_are_rectangular():
+    for page in (docs.cli_page(), docs.methods_page(), docs.presets_page()):
+        width = None
+        for line in page.splitlines():
+            if not line.startswith("|"):
+                width = None
+                continue
+            cells = line.replace("\\|", "/").count("|")
+            assert width in (None, cells), line
+            width = cells
+
+
+def test_writing_checking_and_going_stale(tmp_path, capsys):
+    root = ["--root", str(tmp_path)]
+    assert docs.main([*root, "--check"]) == 1
+    assert all(f"docs/{name}.md is stale" in capsys.readouterr().err or name for name in ("methods", "cli", "presets"))
+    assert docs.main(root) == 0 and docs.main([*root, "--check"]) == 0
+    page = tmp_path / "docs" / "presets.md"
+    page.write_text(page.read_text().replace("SnapKV", "SnipKV", 1))
+    capsys.readouterr()
+    assert docs.main([*root, "--check"]) == 1
+    assert capsys.readouterr().err == "docs/presets.md is stale: run python -m kvfactory.docs\n"
+    assert "SnipKV" in page.read_text()  # --check writes nothing
+    assert docs.main(root) == 0 and "SnipKV" not in page.read_text()
+
+
+def test_the_readme_table_is_between_its_markers(tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{docs.BEGIN}\nold\n{docs.END}\nafter\n")
+    assert docs.main(["--root", str(tmp_path)]) == 0
+    text = readme.read_text()
+    assert text.startswith(f"before\n{docs.BEGIN}\n| method |") and text.endswith(f"|\n{docs.END}\nafter\n")
+    assert "old" not in text and "PyramidKV" in text
+    assert docs.main(["--root", str(tmp_path), "--check"]) == 0
+    for broken in ("no markers", docs.BEGIN, f"{docs.END} {docs.BEGIN}"):
+        readme.write_text(broken)
+        capsys.readouterr()
+        assert docs.main(["--root", str(tmp_path)]) == 2
+        assert "README.md must hold" in capsys.readouterr().err
+        assert readme.read_text() == broken
