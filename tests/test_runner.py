@@ -24,7 +24,7 @@ ROW_FIELDS = (
     *("bytes_prompt", "bytes_end", "bytes_aux", "bytes_alloc", "bytes_full"),
     *("budget_means", "kept_tokens", "tokens_attended", "compressed"),
 )
-TIMINGS = ("prefill_s", "decode_s", "peak_mem_bytes")
+TIMINGS = ("prefill_s", "decode_s", "rows_in_flight", "peak_mem_bytes")
 
 
 @pytest.fixture(scope="module")
@@ -453,6 +453,8 @@ def test_randomised_methods_draw_anew_for_every_example(run, data):
     run("--method", "random,snapkv", "--max_capacity_prompts", 16)
     preds = [[row["pred"] for row in run.rows(number=number)] for number in (0, 1)]
     assert preds[0][0] != preds[0][1] and preds[1][0] == preds[1][1]
+    run("--method", "random,snapkv", "--max_capacity_prompts", 16, "--seed", 7)
+    assert run.rows()[0]["pred"] != preds[0][0] and run.rows(number=1)[0]["pred"] == preds[1][0]
 
 
 def test_randomised_methods_do_not_depend_on_order_or_shard(run, data):
