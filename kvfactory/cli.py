@@ -106,7 +106,7 @@ def _add_method_flag(group: Any, name: str, readers: dict[str, Field]) -> None:
         choices = declared.metadata["choices"]
         text = declared.metadata["help"] + (f" [{', '.join(choices)}]" if choices else "")
         helps.setdefault(text, []).append(f"{method} {_defaults(declared)}")
-    text = "; ".join(f"{text} ({', '.join(who)})" for text, who in helps.items()).replace("%", "%%")
+    text = "; ".join(f"{text} ({', '.join(who)})" for text, who in helps.items())
     kinds = {field_type(METHODS.get(method).Settings, name) for method in readers}
     options: dict[str, Any] = {"nargs": "?", "const": "on"} if kinds == {bool} else {}
     metavar = {bool: "on|off", int: "N", float: "X", tuple: "N,N"}.get(kinds.pop(), "WORD")

@@ -62,8 +62,8 @@ def methods_page() -> str:
     parts = [
         NOTICE,
         "# Methods",
-        "What `python run_longbench.py --list_methods` prints, then each method: idea, source, settings. A setting that "
-        "is not given takes the value of `--preset`; `-` means that there is none.",
+        "What `python run_longbench.py --list_methods` prints, then each method: idea, source, settings. A setting "
+        "that is not given takes the value of `--preset`; `-` means that there is none.",
         methods_table(),
     ]
     for name in _names():
