@@ -213,43 +213,56 @@ def test_a_layer_that_holds_something_else_is_an_error_that_names_it(run, monkey
 # --- errors --------------------------------------------------------------------------------------------------------
 
 
-def fail_on(monkeypatch, number, error):
-    """The `number`-th generation of the call raises."""
-    from kvfactory import example
+class Watch:
+    """Sees every prompt that SnapKV compresses, and does something at one of them."""
 
-    real, calls = example.generate, []
+    def __init__(self, monkeypatch, at, action):
+        self.seen = []
+        cluster = METHODS.get("snapkv")
+        real = cluster.compress
 
-    def generate(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == number:
-            raise error
-        return real(*args, **kwargs)
+        def compress(layer, q, k, v, context):
+            if layer.shape.layer_idx == 0:
+                self.seen.append(context.example_id)
+                if context.example_id == at and self.seen.count(at) == 1:
+                    action()
+            return real(layer, q, k, v, context)
 
-    monkeypatch.setattr(example, "generate", generate)
-    return calls
+        monkeypatch.setattr(cluster, "compress", compress)
+
+
+def fail_at(monkeypatch, at, error):
+    """The first attempt at example `at` raises."""
+
+    def fail():
+        raise error
+
+    return Watch(monkeypatch, at, fail)
 
 
 def test_a_failed_example_is_recorded_and_tried_again(run, monkeypatch, capsys):
-    calls = fail_on(monkeypatch, 2, torch.OutOfMemoryError("no memory left"))
+    watch = fail_at(monkeypatch, "hotpotqa/hotpotqa-1", torch.OutOfMemoryError("no memory left"))
     assert run("--method", "snapkv") == 1
-    assert len(calls) == 5
+    assert len(watch.seen) == 5
     assert run.rows()[1] == {"_id": "hotpotqa-1", "dataset": "hotpotqa", "error": "OutOfMemoryError: no memory left"}
     assert run.record()["counts"]["hotpotqa"]["failed"] == 1 and run.record()["segments"][0]["exit"] == 1
     assert "failed: hotpotqa/hotpotqa-1: OutOfMemoryError" in capsys.readouterr().err
     assert "4 of 5" in summary(run.last)
     assert run("--method", "snapkv") == 0
-    assert len(calls) == 6 and [row["_id"] for row in run.rows()] == [f"hotpotqa-{i}" for i in range(3)]
+    assert watch.seen[5:] == ["hotpotqa/hotpotqa-1"]
+    assert [row["_id"] for row in run.rows()] == [f"hotpotqa-{i}" for i in range(3)]
     assert all("error" not in row for row in run.rows())
 
 
 def test_fail_fast_stops_at_the_first(run, monkeypatch):
-    calls = fail_on(monkeypatch, 2, RuntimeError("broken"))
-    assert run("--method", "snapkv,h2o", "--fail_fast") == 1
-    assert len(calls) == 2 and not run.paths(1).meta.exists()
+    watch = fail_at(monkeypatch, "hotpotqa/hotpotqa-1", ValueError("broken"))
+    assert run("--method", "snapkv", "--fail_fast") == 1
+    assert watch.seen == ["hotpotqa/hotpotqa-0", "hotpotqa/hotpotqa-1"]
+    assert "error" in run.rows()[-1] and run.rows("trec") == []
 
 
 def test_errors_as_zero_lowers_the_score_of_the_table(run, data, monkeypatch):
-    fail_on(monkeypatch, 2, RuntimeError("broken"))
+    fail_at(monkeypatch, "hotpotqa/hotpotqa-1", ValueError("broken"))
     run("--method", "snapkv")
     path = run.paths().results("hotpotqa")
     rows = [row | ({"pred": row["answers"][0], "score": 1.0} if "error" not in row else {}) for row in run.rows()]
@@ -291,25 +304,15 @@ def test_more_examples_extend_a_file(run):
 
 
 def test_a_stop_between_examples_and_going_on(run, monkeypatch):
-    from kvfactory import runner
-
-    whole = run("--method", "snapkv,h2o")
-    assert whole == 0
+    assert run("--method", "snapkv,h2o") == 0
     expected = [comparable(run.rows(d, n)) for n in (0, 1) for d in ("hotpotqa", "trec")]
-    real, seen = runner.run_example, []
     with StopSignal() as stop:
-
-        def stopping(*args):
-            seen.append(1)
-            if len(seen) == 4:
-                stop.requested = True
-            return real(*args)
-
-        monkeypatch.setattr(runner, "run_example", stopping)
+        watch = Watch(monkeypatch, "hotpotqa/hotpotqa-1", lambda: setattr(stop, "requested", True))
         job = run.job("--method", "snapkv,h2o", "--overwrite")
         assert execute(job, stop) == STOPPED
-    assert len(seen) == 4 and run.record()["segments"][-1]["exit"] == STOPPED
-    assert len(run.rows("trec")) == 1
+    assert watch.seen == ["hotpotqa/hotpotqa-0", "hotpotqa/hotpotqa-1"]  # this example is finished, no other begun
+    assert [row["_id"] for row in run.rows()] == ["hotpotqa-0", "hotpotqa-1"] and run.rows("trec") == []
+    assert run.record()["segments"][-1]["exit"] == STOPPED
     assert run("--method", "snapkv,h2o") == 0
     assert [comparable(run.rows(d, n)) for n in (0, 1) for d in ("hotpotqa", "trec")] == expected
 
