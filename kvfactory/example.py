@@ -124,7 +124,7 @@ def cache_fields(out: RowOutput) -> dict[str, Any]:
         "bytes_prompt": None if out.prompt_bytes is None else out.prompt_bytes.used,
         "bytes_end": held.used,
         "bytes_aux": held.aux,
-        "bytes_alloc": held.alloc,
+        "bytes_alloc": (out.prompt_bytes or held).alloc,
         "bytes_full": cache.full_bytes(),
         "budget_means": capability.budget_means,
         "kept_tokens": {

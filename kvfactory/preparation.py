@@ -111,6 +111,11 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
     )
     encoder = make_encoder(settings, checkpoint)
     parts = {name: _part(settings, encoder, prompts, name, files[name], chosen[name]) for name in files}
+    most = max(len(part.records) for part in parts.values())
+    if settings.eval_batch_size > most:
+        raise ValueError(
+            f"--eval_batch_size {settings.eval_batch_size} is more than the {most} examples of the largest dataset"
+        )
     check_attachable(checkpoint, plans, computation.attn_implementation)
     usual = resolve_computation(checkpoint, settings.device)
     identity = checkpoint.facts()

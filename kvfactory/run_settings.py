@@ -212,6 +212,13 @@ class RunSettings:
         "who generates: loop is our own, hf the generate of transformers, with the same tokens",
         choices=("auto", "loop", "hf"),
     )
+    eval_batch_size: int = flag(
+        "compute",
+        1,
+        "examples that decode together; prompts are prefilled one by one, so results equal those of batch 1 up to "
+        "near-ties of logits",
+        read=int,
+    )
     use_cache: bool = flag(
         "compute", True, "kept for scripts of the original: False is refused", read=parse_switch, metavar="True"
     )
@@ -253,7 +260,7 @@ class RunSettings:
             raise ValueError("--use_cache False leaves no cache to compress or to measure: leave it at True")
         if self.verify:
             raise ValueError("--verify belongs to --list_methods")
-        for name in ("max_num_examples", "max_new_tokens"):
+        for name in ("max_num_examples", "max_new_tokens", "eval_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} {value} must be at least 1")

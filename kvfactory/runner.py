@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kvfactory.example import run_example
-from kvfactory.generation import generate
+from kvfactory.decoder import Request, RowOutput
+from kvfactory.example import Example, example_row, peak_bytes, reset_peak
+from kvfactory.generation import generate, generate_rows
 from kvfactory.loading import hardware, load_model
 from kvfactory.monkeypatch import Attachment, attach, attach_plan, detach
 from kvfactory.preparation import DatasetPart, Job, PlannedRun
@@ -41,7 +43,7 @@ class Notices:
 
 
 def execute(job: Job, stop: StopSignal) -> int:
-    """Runs a job.
+    """Runs a job: every method and budget of the call goes through the data together, one model load for all.
 
     Returns:
         Exit code: 0 every example has a result, 1 some failed (each is recorded), 75 stopped in between.
@@ -55,25 +57,31 @@ def execute(job: Job, stop: StopSignal) -> int:
         for note in planned.notes:
             tell(note)
     pending = [planned for planned in job.runs if not _finished(job, planned, tell)]
-    model, code = None, 0
-    for planned in pending:
-        with Run(planned.paths, job.orders, job.settings.overwrite) as run:
-            run.check(planned.settings, planned.facts)
-            if model is None:
-                model = _ready_model(job)
-            if stop.requested:
-                return STOPPED
-            attachment = attach_plan(model, planned.plan, job.computation.attn_implementation)
-            try:
-                run.exit_code = _run_plan(job, planned, run, attachment, stop, tell)
-            finally:
-                detach(model)
-        if run.exit_code == STOPPED:
+    if not pending:
+        return 0
+    with ExitStack() as stack:
+        active = [
+            ActiveRun(planned, stack.enter_context(Run(planned.paths, job.orders, job.settings.overwrite)), tell)
+            for planned in pending
+        ]
+        for run in active:
+            run.files.check(run.planned.settings, run.planned.facts)
+        model = _ready_model(job)
+        if stop.requested:
             return STOPPED
-        code = max(code, run.exit_code)
-        if code and job.settings.fail_fast:
-            break
-    return code
+        attachment = attach_plan(model, pending[0].plan, job.computation.attn_implementation)
+        try:
+            for planned in pending:
+                attachment.clusters(planned.plan)  # what does not fit the model is refused before a row is written
+            environment = collect_environment(hardware(job.computation.device))
+            for run in active:
+                run.start(environment)
+            Sweep(job, active, attachment, stop).run()
+        finally:
+            detach(model)
+            for run in active:
+                run.files.exit_code = run.outcome(stop)
+        return max(run.files.exit_code for run in active)
 
 
 def merge(job: Job) -> int:
@@ -107,30 +115,132 @@ def _ready_model(job: Job) -> PreTrainedModel:
     return model
 
 
-def _run_plan(
-    job: Job, planned: PlannedRun, run: Run, attachment: Attachment, stop: StopSignal, tell: Callable[[str], None]
-) -> int:
-    """One method and budget over all datasets -> exit code."""
-    run.start(planned.settings, collect_environment(hardware(job.computation.device)), planned.facts)
+class ActiveRun:
+    """One method and budget while it runs: its plan, its files, and what it has said."""
 
-    def note(sentence: str) -> None:
-        tell(sentence)
-        run.record.note(sentence)
+    def __init__(self, planned: PlannedRun, files: Run, tell: Callable[[str], None]):
+        self.planned = planned
+        self.files = files
+        self._tell = tell
 
-    for sentence in planned.notes:
-        run.record.note(sentence)
-    for name, results in run.results.items():
-        began = time.perf_counter()
+    def start(self, environment: dict[str, Any]) -> None:
+        self.files.start(self.planned.settings, environment, self.planned.facts)
+        for sentence in self.planned.notes:
+            self.files.record.note(sentence)
+
+    def note(self, sentence: str) -> None:
+        """Tells the user, once, and keeps the sentence in the run record."""
+        self._tell(sentence)
+        self.files.record.note(sentence)
+
+    def outcome(self, stop: StopSignal) -> int:
+        """Exit code of this run."""
+        if stop.requested and not self.files.complete:
+            return STOPPED
+        return 1 if self.files.failed else 0
+
+
+class Sweep:
+    """All active runs over all datasets: each prompt is encoded once and prefilled once for all runs that can share.
+
+    Rows are written as they finish; closing a dataset's file puts it into data order.
+    """
+
+    def __init__(self, job: Job, active: list[ActiveRun], attachment: Attachment, stop: StopSignal):
+        self.job = job
+        self.active = active
+        self.attachment = attachment
+        self.stop = stop
+        self._by_plan = {id(run.planned.plan): run for run in active}
+        self._halted = False
+
+    def run(self) -> None:
+        for name, part in self.job.parts.items():
+            began = time.perf_counter()
+            try:
+                self._dataset(part)
+            finally:
+                seconds = time.perf_counter() - began
+                for run in self.active:
+                    results = run.files.results[name]
+                    run.files.record.update(name, **_counts(results, run.planned, name, seconds))
+            for run in self.active:
+                run.files.results[name].close()
+            if self._halted or self.stop.requested:
+                return
+
+    def _dataset(self, part: DatasetPart) -> None:
+        """Every example that some run has no result for yet."""
+        files = [run.files.results[part.name] for run in self.active]
+        before = [row["score"] for results in files for row in results.rows() if row.get("error") is None]
+        label = self.active[0].planned.paths.label if len(self.active) == 1 else f"{len(self.active)} runs"
+        progress = None
+        if not self.job.settings.quiet:
+            progress = Progress(f"{label} {part.name}", len(part.share) * len(self.active), before)
         try:
-            going = _run_dataset(job, planned, job.parts[name], results, attachment, stop, note)
+            batch = self.job.settings.eval_batch_size * len(self.active)
+            rows = generate_rows(
+                self.attachment.model,
+                self._requests(part, progress),
+                batch_size=batch,
+                decode=self.job.computation.decode,
+            )
+            for request, output, plan in rows:
+                example: Example = request.tag
+                self._write(self._by_plan[id(plan)], part, example, output, progress)
         finally:
-            run.record.update(name, **_counts(results, planned, name, time.perf_counter() - began))
-        results.close()
-        if not going:
-            break
-    if stop.requested and not run.complete:
-        return STOPPED
-    return 1 if run.failed else 0
+            if progress is not None:
+                progress.close()
+
+    def _requests(self, part: DatasetPart, progress: Progress | None) -> Iterator[Request]:
+        """Encoded prompts of examples that are not done, until the run is to stop."""
+        for record in part.share:
+            missing = [run for run in self.active if record["_id"] not in run.files.results[part.name].done]
+            if not missing:
+                continue
+            if self._halted or self.stop.requested:
+                return
+            try:
+                example = Example.of(self.job, part, record)
+            except Exception as error:  # recorded for every run that waits for it, counted, and the exit code says so
+                for run in missing:
+                    self._write(run, part, Example(record), error, progress)
+                continue
+            for sentence in example.warnings:
+                for run in missing:
+                    run.note(f"{part.name}: {sentence}")
+            reset_peak(self.attachment.model)
+            yield example.request(self.job, part, [run.planned.plan for run in missing])
+
+    def _write(
+        self,
+        run: ActiveRun,
+        part: DatasetPart,
+        example: Example,
+        output: RowOutput | Exception,
+        progress: Progress | None,
+    ) -> None:
+        """The example's row, or the row that says why it has none: one bad example does not end a sweep."""
+        alone = self.job.settings.eval_batch_size == 1 and len(self.active) == 1
+        record = example.record
+        try:
+            if isinstance(output, Exception):
+                raise output
+            row = example_row(
+                self.job, part, example, output, peak=peak_bytes(self.attachment.model) if alone else None
+            )
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            print(f"failed: {part.name}/{record['_id']}: {text}", file=sys.stderr, flush=True)
+            row = {"_id": record["_id"], "dataset": record["dataset"], "error": text}
+            self._halted |= self.job.settings.fail_fast
+        run.files.results[part.name].append(row)
+        if progress is not None:
+            progress.step(row.get("score"))
+        if "error" not in row:
+            _note_large_cache(run.planned, row, run.note)
 
 
 def _counts(results: ResultFile, planned: PlannedRun, name: str, seconds: float) -> dict[str, int | float]:
@@ -144,53 +254,6 @@ def _counts(results: ResultFile, planned: PlannedRun, name: str, seconds: float)
         "empty": sum(not row["pred"].strip() for row in done),
         "wall_s": round(before.get("wall_s", 0.0) + seconds, 3),
     }
-
-
-def _run_dataset(
-    job: Job,
-    planned: PlannedRun,
-    part: DatasetPart,
-    results: ResultFile,
-    attachment: Attachment,
-    stop: StopSignal,
-    note: Callable[[str], None],
-) -> bool:
-    """Every example that has no result yet; False when the run is to end here."""
-    before = [row["score"] for row in results.rows() if row.get("error") is None]
-    title = f"{planned.paths.label} {planned.plan.budget.tag} {part.name}"
-    progress = None if job.settings.quiet else Progress(title, len(part.share), before)
-    try:
-        for record in part.share:
-            if record["_id"] in results.done:
-                continue
-            if stop.requested:
-                return False
-            row = _example_or_error(job, attachment, part, record, note)
-            results.append(row)
-            if progress is not None:
-                progress.step(row.get("score"))
-            if "error" not in row:
-                _note_large_cache(planned, row, note)
-            elif job.settings.fail_fast:
-                return False
-    finally:
-        if progress is not None:
-            progress.close()
-    return True
-
-
-def _example_or_error(
-    job: Job, attachment: Attachment, part: DatasetPart, record: dict, note: Callable[[str], None]
-) -> dict[str, Any]:
-    """The example's row, or the row that says why it has none: one bad example does not end a sweep."""
-    try:
-        return run_example(job, attachment, part, record, note)
-    except Exception as error:  # recorded, counted, and the exit code says so; KeyboardInterrupt passes
-        if isinstance(error, torch.OutOfMemoryError):
-            torch.cuda.empty_cache()
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        print(f"failed: {part.name}/{record['_id']}: {text}", file=sys.stderr, flush=True)
-        return {"_id": record["_id"], "dataset": record["dataset"], "error": text}
 
 
 def _note_large_cache(planned: PlannedRun, row: dict[str, Any], note: Callable[[str], None]) -> None:
