@@ -17,12 +17,15 @@ from contract_cases import (
     held,
     logits_of,
     method_granularity,
+    options,
     run,
     same,
     step,
 )
 from oracles import masked_logits, record_kept
 from tiny import random_prompt, shared_model
+
+from kvfactory import compress_prompt
 
 # Logits are of magnitude 10 and float32 carries 24 bits; the two sides sum in different orders over 3 layers.
 CLOSE = dict(rtol=0, atol=1e-4)
@@ -70,6 +73,43 @@ def test_decode_equals_a_stock_model_that_cannot_see_dropped_tokens(method, gran
     assert any(mask is not None and not mask.all() for mask in masks)
     # The oracle itself is blunted: what was dropped matters, so an uncompressed cache would not pass.
     assert max(float((a - b).abs().max()) for a, b in zip(ours, stock, strict=True)) > 100 * CLOSE["atol"]
+
+
+@method_granularity(EVICTING)
+@pytest.mark.parametrize("name", ["llama-9-heads", "qwen2-mixed-sliding"])
+def test_the_model_selects_what_compress_prompt_selects(method, granularity, name):
+    """Same tensors, scale, layer and number of compressible layers: the model adds nothing of its own."""
+    model = shared_model(name)
+    seen = []
+    with attached(model, method, kv_cache_granularity=granularity) as attachment, torch.no_grad():
+        cache = attachment.new_cache(example_id="e")
+        for layer in cache.kv_layers:
+            inner = layer.cluster.before_attend
+
+            def before(q, k, v, ctx, inner=inner):
+                seen.append((q.clone(), k.clone(), v.clone()))
+                return inner(q, k, v, ctx)
+
+            layer.cluster.before_attend = before
+        step(model, random_prompt(PROMPT), cache)
+        stores = held(cache)
+        for layer in cache.kv_layers:
+            del layer.cluster.before_attend
+    assert len(seen) == len(stores) == 3
+    for index, (tensors, (keys, values)) in enumerate(zip(seen, stores, strict=True)):
+        kept = compress_prompt(
+            method,
+            *tensors,
+            layer_idx=index,
+            num_layers=3,
+            example_id="e",
+            **options(method, kv_cache_granularity=granularity),
+        )
+        copies = len(kept.keys[0]) // keys.shape[1]
+        for head in range(keys.shape[1]):
+            rows = kept.keys[0][head * copies]
+            assert torch.equal(keys[0, head, : len(rows)], rows)
+            assert torch.equal(values[0, head, : len(rows)], kept.values[0][head * copies])
 
 
 @method_granularity(EVICTING)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from contract_cases import ALL, BUDGET, PROMPT, attached, capability, options
 from tiny import random_prompt, shared_model, tiny_model
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, GenerationMixin, StaticCache
 
 from kvfactory import attach, generate
 from kvfactory.generation import generate as library_generate
@@ -70,12 +70,16 @@ def test_an_unpadded_batch_equals_its_rows(method):
     ids=["beams", "assisted", "static"],
 )
 def test_other_decoding_is_refused(method, flags):
-    model = shared_model("llama")
+    model = tiny_model("llama")  # transformers 4.57 keeps a static cache that failed on the model
     with attached(model, method), pytest.raises(ValueError):
         model.generate(IDS, attention_mask=torch.ones_like(IDS), **GENERATE, **flags)
 
 
-@pytest.mark.xfail(strict=True, reason="generate splits the prompt before the model sees it: not noticed yet")
+@pytest.mark.xfail(
+    hasattr(GenerationMixin, "_prefill"),
+    strict=True,
+    reason="newer transformers feed the chunks through the model's hooks, where they look like turns: not noticed yet",
+)
 @pytest.mark.parametrize("method", ACTING)
 def test_a_prompt_in_chunks_is_refused(method):
     """The first chunk would be compressed alone, and the result would not be the method's."""
