@@ -129,6 +129,7 @@ class Attachment:
         for slot in self.all_slots:
             slot.module.kv_slot = slot
         self._hook = model.register_forward_pre_hook(self._take_over_cache, with_kwargs=True)
+        model.__dict__["generate"] = _refusing_chunks(model)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -216,9 +217,27 @@ class Attachment:
     def remove(self) -> None:
         """Takes the method off the model; its outputs are stock again, bit for bit."""
         self._hook.remove()
+        del self.model.__dict__["generate"]
         for slot in self.all_slots:
             del slot.module.kv_slot
         self.model.set_attn_implementation(self._stock_attention)
+
+
+def _refusing_chunks(model: PreTrainedModel) -> Callable[..., Any]:
+    """The model's `generate`, which refuses to split a prompt: a chunk looks like a whole prompt to the cache."""
+    stock = model.generate
+
+    @functools.wraps(stock)
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        config = kwargs.get("generation_config") or model.generation_config
+        if kwargs.get("prefill_chunk_size", getattr(config, "prefill_chunk_size", None)) is not None:
+            raise ValueError(
+                "prefill_chunk_size splits the prompt, and its first chunk would be compressed as if it were all; "
+                "leave it out while a method is attached"
+            )
+        return stock(*args, **kwargs)
+
+    return generate
 
 
 def _attention_modules(model: PreTrainedModel) -> dict[int, nn.Module]:
