@@ -103,6 +103,7 @@ class RaggedStore(Store):
             buffer.index_copy_(0, slots.flatten(), x.reshape(-1, x.shape[-1]))
         self._lengths += t
         self._host_lengths += t
+        self._bucket_room -= t  # counted here, since not every backend reads single tokens by buckets
 
     def _grow(self, t: int) -> None:
         """Makes room for at least `t` more tokens in every segment by copying the layer once."""
@@ -147,22 +148,23 @@ class RaggedStore(Store):
         queries = q.reshape(R * self.stored_heads, 1, G * t, D)
         out = torch.empty_like(queries)
         lengths = self._lengths.flatten()
-        for members, slots, width in self._bucketed(t):
+        for members, slots, width in self._bucketed():
             n, offsets = len(members), torch.arange(width, device=q.device)
             # Token r of t sees everything but the t - 1 - r tokens after it.
             last = lengths[members][:, None] - torch.arange(t - 1, -1, -1, device=q.device)
             mask = offsets < last[..., None]  # (n, t, width)
             mask = mask.repeat(1, G, 1)
-            if visible is not None:
-                mask &= visible.reshape(R * self.stored_heads, G * t, -1)[members, :, :width]
+            if visible is not None:  # as wide as the longest segment, which may be less than a bucket
+                seen = visible.reshape(R * self.stored_heads, G * t, -1)[members, :, :width]
+                mask &= torch.nn.functional.pad(seen, (0, width - seen.shape[-1]))
             k, v = self._k[slots][:, None], self._v[slots][:, None]
             part = backend(queries[members], k, v, scale=scale, causal=False, mask=mask[:, None])
             out[members] = part.transpose(1, 2).view(n, 1, G * t, D)
         return out.view(R, Hq, t, D).transpose(1, 2)
 
-    def _bucketed(self, t: int) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+    def _bucketed(self) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
         """(segments, slots (n, width), width) per power-of-two length; rebuilt only when one outgrows its bucket."""
-        if self._buckets is None or self._bucket_room < t:
+        if self._buckets is None or self._bucket_room < 0:
             lengths, starts = self._host_lengths.flatten(), self._host_starts.flatten()
             widths = torch.tensor([max(_SMALLEST_BUCKET, 1 << (int(n) - 1).bit_length()) for n in lengths.tolist()])
             self._buckets = []
@@ -172,7 +174,6 @@ class RaggedStore(Store):
                 device = self._k.device
                 self._buckets.append((members.to(device), slots.to(device), width))
             self._bucket_room = int((widths - lengths).min())
-        self._bucket_room -= t
         return self._buckets
 
     @property
