@@ -144,9 +144,12 @@ class Attachment:
     def clusters(self, plan: Plan) -> list[KVCluster]:
         """One cluster per compressible layer for `plan`, the attached one or another that shares the prompt pass."""
         if id(plan) not in self._clusters:
+            shapes = [LayerShape(i, len(self.slots), *self._heads, s.module.head_dim) for i, s in enumerate(self.slots)]
+            if shapes:
+                plan.cluster.check_model(plan.settings, shapes[0], self.model.config._name_or_path or None)
             built = []
-            for index, slot in enumerate(self.slots):
-                cluster = plan.build(LayerShape(index, len(self.slots), *self._heads, slot.module.head_dim))
+            for slot, shape in zip(self.slots, shapes, strict=True):
+                cluster = plan.build(shape)
                 cluster.scale = slot.module.scaling
                 cluster.inv_freq = self._inv_freq
                 built.append(cluster)

@@ -94,8 +94,10 @@ def make_plan(
         ValueError: one sentence naming the flag, the value and what is accepted.
     """
     cluster = METHODS.get(method)
-    budget = Budget.of(max_capacity_prompt, max_capacity_prompt_ratio, budget_bytes)
     resolved = resolve_settings(cluster.name, cluster.Settings, preset, settings)
+    if max_capacity_prompt in (None, -1) and max_capacity_prompt_ratio is None and budget_bytes is None:
+        max_capacity_prompt = resolved.own_budget()
+    budget = Budget.of(max_capacity_prompt, max_capacity_prompt_ratio, budget_bytes)
     resolved.validate(budget.tokens if cluster.capability.budget_means != "none" else None)
     check_combination(
         cluster.name,

@@ -75,6 +75,10 @@ def setting(
 class MethodSettings:
     """Base of every method's `Settings`; a method without settings uses it as it is."""
 
+    def own_budget(self) -> int | None:
+        """The budget in tokens that the settings imply when none is given; None for the usual default."""
+        return None
+
     def validate(self, budget: int | None) -> None:
         """Raises ValueError when values cannot work together or with a budget of so many tokens (None: not known)."""
 

@@ -119,6 +119,10 @@ class KVCluster:
         self.scale = shape.head_dim**-0.5
         self.inv_freq: torch.Tensor | None = None
 
+    @classmethod
+    def check_model(cls, settings: MethodSettings, shape: LayerShape, model: str | None) -> None:
+        """Refuses, with ValueError, settings that do not belong to a model of this shape or name (None: not known)."""
+
     @property
     def stored_heads(self) -> int:
         """Hs of a compressed layer: kv heads wherever the content is the same for all query heads of a group."""

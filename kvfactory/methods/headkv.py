@@ -96,6 +96,10 @@ class HeadKV(TokenSelector):
             },
         )
 
+        def own_budget(self) -> int | None:
+            """With a ready table: its mean, on top of which the window comes."""
+            return None if self.head_capacity is None else max(1, int(np.mean(self.head_capacity)))
+
         def validate(self, budget: int | None) -> None:
             window_inside = self.headkv_accounting == "original" and self.head_capacity is None
             super().validate(budget if window_inside else None)
