@@ -7,6 +7,7 @@ methods or budgets compress the same prompt pass.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -129,7 +130,10 @@ class _Live:
 
 
 class Decoder:
-    """Keeps up to `batch_size` rows in flight: finished rows leave, prompts come in, one forward moves all rows on."""
+    """Keeps up to `batch_size` rows in flight: finished rows leave, prompts come in, one forward moves all rows on.
+
+    A prompt that several methods compress leaves a row for each; with `batch_size` 1 they decode one after the other.
+    """
 
     def __init__(self, model: PreTrainedModel, batch_size: int = 1):
         attachment = get_attachment(model)
@@ -144,17 +148,21 @@ class Decoder:
     def run(self, requests: Iterable[Request]) -> Iterator[tuple[Request, RowOutput | Exception, Plan]]:
         """Rows as they finish, in no fixed order; an exception stands for a row whose prompt failed."""
         waiting = iter(requests)
+        ready: deque[_Live] = deque()  # prefilled rows that have no place yet
         more = True
-        while more or self._live:
+        while more or ready or self._live:
             entering: list[_Live] = []
-            while more and len(self._live) + len(entering) < self.batch_size:
+            while len(self._live) + len(entering) < self.batch_size and (ready or more):
+                if ready:
+                    entering.append(ready.popleft())
+                    continue
                 request = next(waiting, None)
                 if request is None:
                     more = False
-                    break
+                    continue
                 for row in self._prompt(request):
                     if isinstance(row, _Live):
-                        entering.append(row)
+                        ready.append(row)
                     else:
                         yield row
             self._regroup(list(range(len(self._live))), entering)
@@ -175,7 +183,7 @@ class Decoder:
             start = device_time(ids.device)
             try:
                 logits = forward(self.model, ids[None], fan or caches[0])
-            except (ValueError, torch.OutOfMemoryError) as error:
+            except Exception as error:  # handed to the caller, who knows what it costs
                 yield from ((request, error, plan) for plan in plans)
                 continue
             seconds = device_time(ids.device) - start
@@ -226,13 +234,19 @@ class Decoder:
         if not rows:
             self._batch = None
 
-    def _step(self) -> Iterator[tuple[Request, RowOutput, Plan]]:
+    def _step(self) -> Iterator[tuple[Request, RowOutput | Exception, Plan]]:
+        """One token for every row in flight -> those that finished; all of them with the error when the forward fails."""
         rows, device = self._live, self.model.device
         tokens = torch.tensor([[row.output.tokens[-1]] for row in rows], device=device)
         positions = torch.tensor([[row.position] for row in rows], device=device)
         cache = rows[0].output.cache if self._batch is None else self._batch
         start = time.perf_counter()
-        chosen = self._choose(forward(self.model, tokens, cache, positions), rows)  # tolist() waits for the device
+        try:
+            chosen = self._choose(forward(self.model, tokens, cache, positions), rows)  # tolist() waits for the device
+        except Exception as error:
+            self._live, self._batch = [], None
+            yield from ((row.request, error, row.output.plan) for row in rows)
+            return
         seconds = time.perf_counter() - start
         self.counters.decode_forwards += 1
         self.counters.decoded_rows += len(rows)

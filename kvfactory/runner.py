@@ -178,7 +178,10 @@ class Sweep:
         if not self.job.settings.quiet:
             progress = Progress(f"{label} {part.name}", len(part.share) * len(self.active), before)
         try:
-            batch = self.job.settings.eval_batch_size * len(self.active)
+            size = self.job.settings.eval_batch_size
+            batch = (
+                size * len(self.active) if size > 1 else 1
+            )  # alone, rows are timed and equal separate calls bit by bit
             rows = generate_rows(
                 self.attachment.model,
                 self._requests(part, progress),
