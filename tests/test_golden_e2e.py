@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -17,9 +18,21 @@ from kvfactory.assets import model_path
 from kvfactory.methods import METHODS
 
 DATASETS = ("lcc", "trec", "hotpotqa", "samsum", "multi_news")  # 600, 700, 800, 900 and 1,000 tokens
+
+
+def _head_capacity(budget=128):
+    """Past tokens per layer and head, as the golden run made them (`settings.headkv` of the file)."""
+    scores = np.random.default_rng(5).random(270)
+    scores = (scores / scores.sum()).reshape(30, 9)
+    shared = budget // 1.01
+    return np.rint(scores * shared * 270 + budget - shared).astype(int).tolist()
+
+
 SETTINGS = {
+    "adakv": {"window_size": 8, "kernel_size": 7, "pooling": "maxpool", "floor": 0.2, "normalize": True},
     "fullkv": {},
     "h2o": {"window_size": 8},
+    "headkv": {"window_size": 8, "kernel_size": 7, "pooling": "maxpool", "head_capacity": _head_capacity()},
     "l2norm": {"skip_layers": (0, 1)},
     "pyramidkv": {"window_size": 8, "kernel_size": 7, "pooling": "maxpool", "pyramid_beta": 20},
     "snapkv": {"window_size": 8, "kernel_size": 7, "pooling": "maxpool"},
