@@ -235,7 +235,7 @@ class Decoder:
             self._batch = None
 
     def _step(self) -> Iterator[tuple[Request, RowOutput | Exception, Plan]]:
-        """One token for every row in flight -> those that finished; all of them with the error when the forward fails."""
+        """One token for every row in flight -> those that finished, or all with the error of a failed forward."""
         rows, device = self._live, self.model.device
         tokens = torch.tensor([[row.output.tokens[-1]] for row in rows], device=device)
         positions = torch.tensor([[row.position] for row in rows], device=device)

@@ -114,7 +114,7 @@ def generate_rows(
             alone = Request(**{**request.__dict__, "plans": [plan]})
             try:
                 yield request, _generate_hf(model, alone, attachment), plan
-            except (ValueError, torch.OutOfMemoryError) as error:
+            except Exception as error:  # handed to the caller, as the loop does
                 yield request, error, plan
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from contract_cases import ALL, BUDGET, PROMPT, attached, capability, options
 from tiny import random_prompt, shared_model, tiny_model
-from transformers import DynamicCache, GenerationMixin, StaticCache
+from transformers import DynamicCache, StaticCache
 
 from kvfactory import attach, generate
 from kvfactory.generation import generate as library_generate
