@@ -200,10 +200,10 @@ def test_every_step_equals_the_sorted_lists(case, length, granularity):
     layer = Layer(method, length, granularity=granularity, **settings, **never)
     log = Log(layer)
     drops = 0
-    for step in range(STEPS):
-        position = length + step
+    for t in range(STEPS):
+        position = length + t
         want = log.attend(position)
-        got = layer.step("sdpa" if step % 2 else "eager")
+        got = layer.step("sdpa" if t % 2 else "eager")
         # float32 against float64 over 21 slots
         torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
         for s in range(log.heads):
@@ -212,7 +212,7 @@ def test_every_step_equals_the_sorted_lists(case, length, granularity):
                 log.drop(s, victims(log, s, position))
                 drops += before - len(log.held[s])
                 assert len(log.held[s]) == LIMIT_AFTER_DROP.get(case, BUDGET)
-        assert layer.held() == log.held, step
+        assert layer.held() == log.held, t
         assert layer.store.length <= BUDGET
         assert all(set(range(max(0, position + 1 - RECENT[case]), position + 1)) <= set(head) for head in log.held)
     assert drops > log.heads * 5
@@ -223,12 +223,12 @@ def test_received_attention_equals_the_log(agg):
     """The column that eviction reads, after every step; groups are reduced in the prompt and at each step."""
     layer = Layer("H2O", preset="paper", agg=agg)
     log = Log(layer, agg)
-    for step in range(STEPS):
-        log.attend(37 + step)
+    for t in range(STEPS):
+        log.attend(37 + t)
         layer.step()
         for s in range(HK):
             if len(log.held[s]) > BUDGET:
-                log.drop(s, h2o(log, s, 37 + step, 10))
+                log.drop(s, h2o(log, s, 37 + t, 10))
             want = log.received(s)
             columns = (layer.store.column(name)[0, s].tolist() for name in ("position", "received"))
             got = dict(zip(*columns, strict=True))
@@ -246,12 +246,12 @@ def test_rings_of_queries_count_as_a_log_of_weights(window, length, granularity)
     )
     log = Log(layer)
     group = HQ // log.heads
-    for step in range(STEPS):
-        log.attend(length + step)
+    for t in range(STEPS):
+        log.attend(length + t)
         layer.step()
         for s in range(log.heads):
             if len(log.held[s]) > BUDGET:
-                log.drop(s, scissorhands(log, s, length + step, window, 4, 0, 1))
+                log.drop(s, scissorhands(log, s, length + t, window, 4, 0, 1))
         counts, sums = layer.cluster.ring_statistics(layer.store)
         for s, positions in enumerate(layer.store.column("position")[0].tolist()):
             want = log.judged(s, window)
@@ -276,8 +276,8 @@ def test_cam_merges_the_victim_into_the_next_kept_tokens(granularity, rule):
     layer = Layer("CAM", granularity=granularity, **settings)
     log = Log(layer)
     merged = 0
-    for step in range(STEPS):
-        position = 37 + step
+    for t in range(STEPS):
+        position = 37 + t
         log.attend(position)
         asked.clear()
         layer.step()
