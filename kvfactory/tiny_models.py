@@ -44,8 +44,14 @@ def tiny_model(family: str, *, seed: int = 0, backend: str = "sdpa", **changes: 
     """A float32 model of `tiny_config` on the CPU with weights drawn from `seed`; the global generator is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(tiny_config(family, **changes), attn_implementation=backend)
-    return model.float().eval()
+        model = AutoModelForCausalLM.from_config(tiny_config(family, **changes), attn_implementation=backend).float()
+        with torch.no_grad():
+            # Norm weights start at one and biases at zero, which hides them; with unit weights all keys of a model with
+            # key norms have the same length, and a ranking by length would be decided by rounding.
+            for name, weight in model.named_parameters():
+                if weight.ndim == 1:
+                    weight.copy_(torch.rand_like(weight) + (-0.5 if name.endswith("bias") else 0.5))
+    return model.eval()
 
 
 def random_prompt(length: int, seed: int = 0) -> torch.Tensor:
