@@ -1,0 +1,1 @@
+"""Parts of `python -m kvfactory.probe_heads`: needles, haystack, trials, scores, the log of trials."""
