@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from kvfactory.budget import Budget
 from kvfactory.capability import Capability
 from kvfactory.methods.base import KVCluster, PromptContext
-from kvfactory.monkeypatch import Attachment, attach_plan, detach
+from kvfactory.monkeypatch import Attachment, attach_plan, detach, get_attachment
 from kvfactory.plan import Plan
 from kvfactory.settings import MethodSettings
 
@@ -93,6 +93,8 @@ def last_row_attention(model: PreTrainedModel, backend: str = "sdpa") -> Iterato
     Raises:
         ValueError: the model carries a method already, or takes no method at all.
     """
+    if (other := get_attachment(model)) is not None:
+        raise ValueError(f"{other.plan.method} is attached to this model already; call detach(model) first")
     attachment = attach_plan(model, probe_plan(), backend)
     try:
         yield LastRow(attachment)
