@@ -49,7 +49,7 @@ def test_an_unknown_name():
 
 
 @pytest.mark.parametrize(
-    "name, package", [("flash_attention_2", "flash_attn"), ("flash_attention_3", "flash_attn_interface")]
+    "name, package", [("flash_attention_2", "flash_attn"), ("flash_attention_3", "fa3_fwd_interface")]
 )
 def test_flash_without_package_or_device(name, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
