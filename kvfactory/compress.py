@@ -40,16 +40,19 @@ def compress_prompt(
     num_layers: int = 1,
     example_id: str = "",
     sampler: Any = None,
+    template_tail: int = 0,
     **options: Any,
 ) -> KeptLists:
     """Runs the prompt-time step of one layer.
 
     Args:
         q: (B, Hq, S, D) post-RoPE; k, v: (B, Hk, S, D) post-RoPE, unrepeated. Left unchanged.
+        template_tail: tokens of chat template at the end, in front of which the observation window lies.
         options: as in `kvfactory.attach`.
 
     Raises:
-        ValueError: bad options or shapes, or a method that keeps all tokens at prompt time and acts later.
+        ValueError: bad options or shapes, a method that keeps all tokens at prompt time and acts later, or a template
+            tail that leaves no room in the budget or is given to a method without an observation window.
     """
     fits = q.ndim == k.ndim == 4 and k.shape == v.shape and q.shape[1] % k.shape[1] == 0
     if not fits or (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:]):
@@ -62,13 +65,15 @@ def compress_prompt(
         raise ValueError(f"{plan.method} keeps every prompt token: there is nothing to compress at prompt time")
     B, Hq, S, D = q.shape
     Hk = k.shape[1]
+    plan.check_template_tail(template_tail, S)
     cluster = plan.build(LayerShape(layer_idx, num_layers, Hq, Hk, D))
     budget: Budget = plan.budget
     if budget.bytes_percent is not None:
         raise ValueError("budget_bytes needs a model: give max_capacity_prompt or max_capacity_prompt_ratio")
     if plan.uses_budget and budget.tokens is None and budget.resolve(S) < S:
         plan.settings.validate(budget.resolve(S))
-    ctx = PromptContext(S, budget.resolve(S) if plan.uses_budget else S, plan.seed, example_id, sampler)
+    tokens = budget.resolve(S) if plan.uses_budget else S
+    ctx = PromptContext(S, tokens, plan.seed, example_id, sampler, template_tail)
     k, v = cluster.before_attend(q, k, v, ctx)
     kept = cluster.compress(q, k, v, ctx)
     if kept is not None and plan.merge is not None:

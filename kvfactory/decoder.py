@@ -32,6 +32,8 @@ class Request:
         stops: ids that end a row; min_new: so many first tokens cannot be stops.
         plans: the methods that compress this prompt, one row each.
         tag: anything the caller wants back with the rows.
+        template_tail: tokens of chat template at the end, in front of which observation windows lie; 0 for windows
+            at the very end. Methods without such a window do not read it.
     """
 
     ids: torch.Tensor
@@ -42,6 +44,7 @@ class Request:
     example_id: str = ""
     sampler: Callable[[torch.Tensor], torch.Tensor] | None = None
     tag: object = None
+    template_tail: int = 0
 
 
 @dataclass
@@ -174,7 +177,11 @@ class Decoder:
         for plans in self._share_passes(request.plans):
             caches = [
                 self.attachment.new_cache(
-                    plan, example_id=request.example_id, max_new_tokens=request.max_new, sampler=request.sampler
+                    plan,
+                    example_id=request.example_id,
+                    max_new_tokens=request.max_new,
+                    sampler=request.sampler,
+                    template_tail=request.template_tail,
                 )
                 for plan in plans
             ]

@@ -14,7 +14,7 @@ from kvfactory.data.encode import EncodedPrompt
 from kvfactory.decoder import Request, RowOutput
 from kvfactory.metrics import score_example
 from kvfactory.plan import Plan
-from kvfactory.preparation import DatasetPart, Job
+from kvfactory.preparation import DatasetPart, Job, skipped_template
 
 RECORD_FIELDS = ("answers", "length", "dataset", "language", "all_classes", "_id")
 
@@ -61,6 +61,7 @@ class Example:
             plans=plans,
             example_id=f"{part.name}/{self.record['_id']}",
             tag=self,
+            template_tail=skipped_template(job.settings, self.prompt),
         )
 
 

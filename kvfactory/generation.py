@@ -82,7 +82,11 @@ def _generate_hf(model: PreTrainedModel, request: Request, attachment: Attachmen
     ids = request.ids.to(model.device)
     plan = request.plans[0]
     cache = attachment.new_cache(
-        plan, example_id=request.example_id, max_new_tokens=request.max_new, sampler=request.sampler
+        plan,
+        example_id=request.example_id,
+        max_new_tokens=request.max_new,
+        sampler=request.sampler,
+        template_tail=request.template_tail,
     )
     start = device_time(ids.device)
     # Fields that `config` leaves unset would be inherited from the checkpoint's, e.g. suppressed tokens.
@@ -138,6 +142,7 @@ def generate(
     example_id: str | Sequence[str] | None = None,
     sampler: Callable[[torch.Tensor], torch.Tensor] | None = None,
     batch_size: int | None = None,
+    template_tail: int | Sequence[int] = 0,
 ) -> GenerationOutput:
     """Greedy generation with the attached method.
 
@@ -149,9 +154,12 @@ def generate(
         example_id: what randomised methods derive their draws from, one per row or one for all.
         sampler: replaces the draw of a randomised method.
         batch_size: rows that decode together; default all.
+        template_tail: tokens of chat template at the end, one per row or one for all; the observation window moves in
+            front of them.
 
     Raises:
-        ValueError: no method is attached, bad shapes or counts.
+        ValueError: no method is attached, bad shapes or counts, a template tail for a method without an observation
+            window.
     """
     attachment = get_attachment(model)
     if attachment is None:
@@ -168,10 +176,15 @@ def generate(
     names = [example_id or ""] * len(prompts) if example_id is None or isinstance(example_id, str) else example_id
     if len(names) != len(prompts):
         raise ValueError(f"{len(names)} example ids for {len(prompts)} prompts")
+    tails = [template_tail] * len(prompts) if isinstance(template_tail, int) else list(template_tail)
+    if len(tails) != len(prompts):
+        raise ValueError(f"{len(tails)} template tails for {len(prompts)} prompts")
+    for ids, tail in zip(prompts, tails, strict=True):
+        attachment.plan.check_template_tail(tail, len(ids))
     stops = stop_ids(model, eos_token_id)
     requests = [
-        Request(ids, max_new_tokens, min_new_tokens, stops, [attachment.plan], name, sampler, tag=i)
-        for i, (ids, name) in enumerate(zip(prompts, names, strict=True))
+        Request(ids, max_new_tokens, min_new_tokens, stops, [attachment.plan], name, sampler, i, tail)
+        for i, (ids, name, tail) in enumerate(zip(prompts, names, tails, strict=True))
     ]
     rows: list[RowOutput | None] = [None] * len(prompts)
     for request, row, _ in generate_rows(model, requests, batch_size=batch_size or len(prompts), decode=decode):

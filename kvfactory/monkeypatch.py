@@ -168,11 +168,11 @@ class Attachment:
         """Bytes of `length` tokens of one row at kv heads, compressible layers only."""
         return sum(2 * self._heads[1] * slot.module.head_dim * length * itemsize for slot in self.slots)
 
-    def resolve_budget(self, plan: Plan, prompt_len: int) -> int:
+    def resolve_budget(self, plan: Plan, prompt_len: int, template_tail: int = 0) -> int:
         """The budget of `plan` in tokens for a prompt of `prompt_len` tokens, checked against the method's settings."""
 
         def stored(tokens: int) -> int:
-            ctx = PromptContext(prompt_len=prompt_len, budget=tokens)
+            ctx = PromptContext(prompt_len=prompt_len, budget=tokens, template_tail=template_tail)
             return sum(2 * sum(c.declared(ctx)) * c.shape.head_dim for c in self.clusters(plan))
 
         budget = plan.budget.resolve(prompt_len, stored, self.full_bytes(prompt_len, 1))

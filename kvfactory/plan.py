@@ -9,6 +9,7 @@ from kvfactory.budget import Budget
 from kvfactory.capability import check_combination
 from kvfactory.methods import METHODS
 from kvfactory.methods.base import KVCluster, LayerShape
+from kvfactory.methods.snapkv import WindowSettings
 from kvfactory.settings import MethodSettings, recalled_values, resolve_settings
 
 
@@ -40,6 +41,22 @@ class Plan:
     @property
     def uses_budget(self) -> bool:
         return self.cluster.capability.budget_means != "none"
+
+    @property
+    def observation_window(self) -> int | None:
+        """Width in tokens of the method's observation window; None for a method that has none."""
+        return self.settings.window_size if isinstance(self.settings, WindowSettings) else None
+
+    def check_template_tail(self, template_tail: int, prompt_len: int) -> None:
+        """Raises ValueError for a template tail that cannot be, or that the method would not read."""
+        if not 0 <= template_tail < prompt_len:
+            raise ValueError(
+                f"template_tail={template_tail} is not from 0 to {prompt_len - 1}, for a prompt of {prompt_len} tokens"
+            )
+        if template_tail and self.observation_window is None:
+            raise ValueError(
+                f"template_tail={template_tail} is not read by {self.method}, which has no observation window"
+            )
 
     @property
     def recalled(self) -> list[str]:

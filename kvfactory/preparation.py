@@ -98,6 +98,7 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
     settings = settings.checked(METHODS)
     unread = unread_settings(settings.method, given)
     plans = [_plan(settings, given, method, budget) for budget in settings.budgets() for method in settings.method]
+    _check_window_skip(settings, plans)
     parse_thinking(settings.thinking)
     check_writable(settings.save_dir)
     files = locate_data(settings.data_dir, settings.datasets)
@@ -124,8 +125,8 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
         label = settings.run_name or label_of(plan, settings, computation, usual)
         paths = RunPaths(settings.save_dir, checkpoint.name, plan.budget.tag, label, settings.shard)
         recorded = record_settings(plan, settings, computation, encoder, prompts) | identity
-        facts = {name: _facts(plan, encoder, part) for name, part in parts.items()}
-        notes = _notes(plan, prompts, facts, unread.get(plan.method, []))
+        facts = {name: _facts(plan, settings, encoder, part) for name, part in parts.items()}
+        notes = _notes(plan, settings, prompts, facts, unread.get(plan.method, []))
         runs.append(PlannedRun(plan, paths, recorded, facts, notes))
     _check_distinct(runs)
     return Job(settings, checkpoint, computation, prompts, encoder, parts, runs)
@@ -226,22 +227,46 @@ def _first_prompt(
         return None
 
 
-def observation_window(plan: Plan) -> int | None:
-    """Width in tokens of the method's observation window; None for a method that has none."""
-    return plan.settings.window_size if isinstance(plan.settings, WindowSettings) else None
+def skipped_template(settings: RunSettings, prompt: EncodedPrompt) -> int:
+    """Tokens at the end of a prompt in front of which observation windows lie."""
+    return prompt.template_tail_tokens if settings.window_skip_template == "on" else 0
 
 
-def _facts(plan: Plan, encoder: PromptEncoder, part: DatasetPart) -> dict[str, Any]:
-    window = observation_window(plan)
+def _check_window_skip(settings: RunSettings, plans: Sequence[Plan]) -> None:
+    if settings.window_skip_template == "off" or any(plan.observation_window is not None for plan in plans):
+        return
+    readers = [name for name in METHODS if issubclass(METHODS.get(name).Settings, WindowSettings)]
+    raise ValueError(
+        f"--window_skip_template on is not read by {' or '.join(settings.method)}, only by methods that score by an "
+        f"observation window: {', '.join(readers)}"
+    )
+
+
+def _facts(plan: Plan, settings: RunSettings, encoder: PromptEncoder, part: DatasetPart) -> dict[str, Any]:
+    window = plan.observation_window
     if part.first is None or window is None:
         return part.facts
-    template = min(window, part.first.template_tail_tokens)
-    return part.facts | {"window_text": encoder.window_text(part.first, window), "window_template_tokens": template}
+    skip = skipped_template(settings, part.first)
+    template = min(window, part.first.template_tail_tokens - skip)
+    text = encoder.window_text(part.first, window, skip)
+    return part.facts | {"window_text": text, "window_template_tokens": template}
 
 
-def _notes(plan: Plan, prompts: PromptSet, facts: dict[str, dict[str, Any]], unread: Sequence[str]) -> tuple[str, ...]:
+def _notes(
+    plan: Plan,
+    settings: RunSettings,
+    prompts: PromptSet,
+    facts: dict[str, dict[str, Any]],
+    unread: Sequence[str],
+) -> tuple[str, ...]:
     """What the user is told once and the run record keeps."""
     notes = list(plan.notes())
+    window = plan.observation_window
+    skips = settings.window_skip_template == "on"
+    if skips and window is None:
+        unread = [*unread, "window_skip_template"]
+    elif skips and not any(f.get("template_tail_tokens") for f in facts.values()):
+        notes.append("no prompt ends in chat template: --window_skip_template on has no effect")
     if unread:
         notes.append(f"{plan.method} does not read {', '.join('--' + name for name in unread)}: no effect on it")
     if plan.recalled:
@@ -249,7 +274,6 @@ def _notes(plan: Plan, prompts: PromptSet, facts: dict[str, dict[str, Any]], unr
         notes.append(
             f"{plan.method}: the {plan.preset} preset's {names} is recalled, not read from the paper or its code"
         )
-    window = observation_window(plan)
     if window is not None:
         mostly = [name for name, f in facts.items() if 2 * f.get("window_template_tokens", 0) > window]
         if mostly:

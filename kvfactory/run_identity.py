@@ -44,6 +44,8 @@ def _others(plan: Plan, settings: RunSettings, computation: Computation, usual: 
     plain = ("chat_template", "force_chat", "max_input_length", "max_new_tokens", "stop_newline")
     plain += ("min_one_token", "legacy_decode_cleanup", "use_fast_tokenizer")
     found |= {name: given[name] for name in plain if name in given}
+    if skips_template(plan, settings):
+        found["window_skip_template"] = settings.window_skip_template
     if parse_thinking(settings.thinking):
         found["thinking"] = parse_thinking(settings.thinking)
     sampled = settings.sample_method == "random" and settings.max_num_examples is not None
@@ -52,6 +54,11 @@ def _others(plan: Plan, settings: RunSettings, computation: Computation, usual: 
     if "seed" in given and (sampled or plan.cluster.capability.randomised):
         found["seed"] = settings.seed
     return found
+
+
+def skips_template(plan: Plan, settings: RunSettings) -> bool:
+    """Whether the observation window of `plan` moves in front of the chat template; without a window nothing does."""
+    return plan.observation_window is not None and settings.window_skip_template == "on"
 
 
 def setting_files(plan: Plan) -> dict[str, str]:
@@ -90,6 +97,7 @@ def record_settings(
         "kv_cache_granularity": plan.granularity,
         "granularity_has_effect": not capability.same_for_all_heads,
         "gqa_score_agg": plan.gqa_score_agg if capability.reads_queries else None,
+        "window_skip_template": None if plan.observation_window is None else skips_template(plan, settings),
         "merge": plan.merge,
         "merge_target": plan.merge_target if plan.merge else None,
         "quant_method": settings.quant_method,

@@ -186,6 +186,13 @@ class RunSettings:
         "with kv_head: how the scores of a group's query heads become one",
         choices=("mean", "max", "sum"),
     )
+    window_skip_template: str = flag(
+        "budget",
+        "off",
+        "on: the observation window lies in front of the chat template that ends a prompt, and both are kept inside "
+        "the budget; for methods that score by such a window",
+        choices=("off", "on"),
+    )
     merge: str | None = flag(
         "budget",
         None,

@@ -7,9 +7,11 @@ import json
 import pytest
 import torch
 from tiny_checkpoint import make_record, save_checkpoint, write_dataset, write_records
+from transformers import LlamaForCausalLM
 
-from kvfactory import cli
+from kvfactory import attach, cli, generate
 from kvfactory.data.own_prompts import OWN_PROMPTS
+from kvfactory.example import Example
 from kvfactory.methods import METHODS
 from kvfactory.preparation import prepare
 from kvfactory.reports.records import read_lines
@@ -436,6 +438,51 @@ def test_the_record_says_what_the_model_saw(run):
     segment = run.record()["segments"][0]
     assert segment["hardware"]["device"] == "cpu" and segment["versions"]["torch"]
     assert run.record()["counts"]["hotpotqa"]["wall_s"] > 0
+
+
+def test_the_window_in_front_of_the_template(run, model, capsys):
+    """Byte tokens: the template tail is <|im_end|>, newline, <|im_start|>, "assistant", newline, so 13 tokens."""
+    budget = ("--max_capacity_prompts", 64, "--window_skip_template", "on")
+    assert run("--method", "snapkv,fullkv", *budget) == 0
+    error, record = capsys.readouterr().err, run.record()
+    facts = record["datasets"]["hotpotqa"]
+    assert (facts["template_tail_tokens"], facts["window_template_tokens"]) == (13, 0)
+    assert facts["window_text"] == "\nAnswer:"
+    assert "chat template" not in error and "SnapKV does not read" not in error
+    assert error.count("FullKV does not read --window_skip_template: no effect on it") == 1
+    assert record["settings"]["window_skip_template"] is True
+    assert run.record(1)["settings"]["window_skip_template"] is None
+    labels = [planned.paths.label for planned in run.last.runs]
+    assert labels[0].startswith("SnapKV+h") and labels[1].startswith("FullKV+h")  # --max_new_tokens counts for both
+    moved, job = run.rows(), run.last
+    assert all(row["kept_tokens"]["per_layer"] == [64, 64, 64] for row in moved)
+    run("--method", "snapkv,fullkv", "--max_capacity_prompts", 64)
+    assert [planned.paths.label for planned in run.last.runs][1] == labels[1] != labels[0]
+    assert run.record()["settings"]["window_skip_template"] is False
+    assert [row["pred"] for row in run.rows()] != [row["pred"] for row in moved]
+    loaded = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+    attach(loaded, "snapkv", max_capacity_prompt=64)
+    part = job.parts["hotpotqa"]
+    for record, row in zip(part.records, moved, strict=True):
+        ids = Example.of(job, part, record).prompt.input_ids
+        tokens = generate(loaded, ids, 5, eos_token_id=[257], template_tail=13).rows[0].tokens
+        assert job.encoder.decode(tokens, part.task)[0] == row["pred"]
+
+
+def test_a_template_without_room_is_an_error_of_each_example(run):
+    skip = ("--window_skip_template", "on", "--datasets", "hotpotqa")
+    assert run("--method", "snapkv", "--max_capacity_prompts", 21, *skip) == 1
+    sentence = "--window_skip_template on keeps 13 template tokens and the window of 8 tokens before them"
+    assert all(sentence in row["error"] and "--max_capacity_prompts 21" in row["error"] for row in run.rows())
+    assert run("--method", "snapkv", "--max_capacity_prompts", 22, *skip) == 0
+
+
+def test_methods_without_a_window_refuse_to_move_it(run):
+    with pytest.raises(ValueError, match="on is not read by FullKV or H2O, only by .*: SnapKV, PyramidKV, AdaKV, HeadKV"):
+        run.job("--method", "fullkv,h2o", "--window_skip_template", "on")
+    for notes, argv in ((1, ("--chat_template", "none")), (0, ())):
+        [planned] = run.job("--method", "snapkv", "--window_skip_template", "on", *argv).runs
+        assert sum("no prompt ends in chat template" in note for note in planned.notes) == notes
 
 
 def test_the_table_names_what_it_averages(run):

@@ -187,11 +187,13 @@ class KVCache(AttachedCache):
         example_id: str = "",
         max_new_tokens: int | None = None,
         sampler: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        template_tail: int = 0,
     ):
         """`native_layers` are transformers' own, one per model layer; full-attention ones are replaced by ours."""
         self.plan = plan
         self.example_id = example_id
         self.sampler = sampler
+        self.template_tail = template_tail
         self.slack = DECODE_SLACK if max_new_tokens is None else max_new_tokens
         self.record_positions = False
         self._context: PromptContext | None = None
@@ -209,12 +211,16 @@ class KVCache(AttachedCache):
         """Facts of this example; made at the first layer of the prompt, with its length."""
         if self._context is None:
             assert prompt_len is not None, "decode before any prompt"
+            budget = prompt_len
+            if self.plan.uses_budget:
+                budget = self.attachment.resolve_budget(self.plan, prompt_len, self.template_tail)
             self._context = PromptContext(
                 prompt_len=prompt_len,
-                budget=self.attachment.resolve_budget(self.plan, prompt_len) if self.plan.uses_budget else prompt_len,
+                budget=budget,
                 seed=self.plan.seed,
                 example_id=self.example_id,
                 sampler=self.sampler,
+                template_tail=self.template_tail,
             )
         return self._context
 

@@ -210,9 +210,11 @@ class PromptEncoder:
             return "", len(ids)
         return self._decode(ids), 0
 
-    def window_text(self, prompt: EncodedPrompt, window: int) -> str:
-        """The text of a prompt's last `window` tokens, special tokens shown (the observation window)."""
-        ids = prompt.input_ids[-window:].tolist()
+    def window_text(self, prompt: EncodedPrompt, window: int, skip: int = 0) -> str:
+        """The text of the `window` tokens before a prompt's last `skip` ones, special tokens shown (the observation
+        window)."""
+        end = prompt.prompt_tokens - skip
+        ids = prompt.input_ids[max(0, end - window) : end].tolist()
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def describe(self) -> dict:

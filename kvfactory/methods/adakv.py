@@ -7,9 +7,9 @@ import torch
 
 from kvfactory.capability import Capability
 from kvfactory.methods import register
-from kvfactory.methods.base import PromptContext, RaggedKept, TokenSelector
+from kvfactory.methods.base import PromptContext, RaggedKept
 from kvfactory.methods.pyramidkv import PyramidKV
-from kvfactory.methods.snapkv import WindowSettings
+from kvfactory.methods.snapkv import WindowSelector, WindowSettings
 from kvfactory.ops.adaptive import as_fraction, flat_ranking_counts, mix_with_uniform, ragged_positions, window_means
 from kvfactory.ops.budget import pyramid_schedule
 from kvfactory.ops.scores import pool_scores
@@ -17,7 +17,7 @@ from kvfactory.settings import Cell, setting
 
 
 @register("AdaKV")
-class AdaKV(TokenSelector):
+class AdaKV(WindowSelector):
     """SnapKV's selection with a layer's budget shared among its heads by one flat ranking of all their tokens.
 
     Paper: Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation, arXiv 2407.11550. Code: FFY0/AdaKV,
@@ -85,13 +85,14 @@ class AdaKV(TokenSelector):
     heads_declared = False
 
     def kept(self, ctx: PromptContext) -> int:
-        """Kept tokens on the mean of this layer's heads, window included."""
+        """Kept tokens on the mean of this layer's heads, window (and template tail) included."""
         s = self.settings
         if not s.adakv_pyramid:
             return min(ctx.budget, ctx.prompt_len)
-        shape = (s.window_size, ctx.prompt_len, self.shape.num_layers, s.pyramid_beta)
-        schedule = pyramid_schedule(ctx.budget, *shape, s.pyramid_rounding, s.pyramid_mid_branch)
-        return schedule[self.shape.layer_idx]
+        tail = ctx.template_tail  # stands outside the schedule, as in PyramidKV
+        shape = (s.window_size, ctx.prompt_len - tail, self.shape.num_layers, s.pyramid_beta)
+        schedule = pyramid_schedule(ctx.budget - tail, *shape, s.pyramid_rounding, s.pyramid_mid_branch)
+        return schedule[self.shape.layer_idx] + tail
 
     def declared_bounds(self, ctx: PromptContext) -> tuple[int, int]:
         """(least, most) kept tokens of this layer's stored heads together; they differ by rounding alone."""
@@ -99,17 +100,18 @@ class AdaKV(TokenSelector):
         s = self.settings
         if self.kept(ctx) >= ctx.prompt_len or s.adakv_rounding == "exact" or s.adakv_safeguard == "min":
             return total, total
-        heads, base = self.stored_heads, self.kept(ctx) - s.window_size
+        heads, base = self.stored_heads, self.kept(ctx) - self.window(ctx)
         cut = heads * (base * s.floor - int(base * s.floor))  # the fraction that each head's uniform part loses
         slack = 1e-3  # float32 rounding of the mix
         most = min(total - cut + heads / 2 + slack, heads * ctx.prompt_len)
         return math.ceil(total - cut - heads / 2 - slack), math.floor(most)
 
     def compress(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> RaggedKept | None:
+        self.check_room(ctx)
         kept = self.kept(ctx)
         if kept >= ctx.prompt_len:
             return None
-        window = self.settings.window_size
+        window = self.window(ctx)
         scores = self.scores(q, k, v, ctx)
         counts = self.counts(scores, kept - window)
         return RaggedKept(*ragged_positions(scores, counts.cpu(), ctx.prompt_len, window))
@@ -125,5 +127,6 @@ class AdaKV(TokenSelector):
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
         s = self.settings
+        q, k = self.observed(q, ctx), self.observed(k, ctx)
         raw = window_means(q, k, s.window_size, scale=self.scale, score_dtype=s.score_dtype)
         return pool_scores(self.per_stored_head(raw), s.kernel_size, s.pooling)

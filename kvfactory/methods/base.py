@@ -49,6 +49,8 @@ class PromptContext:
         budget: tokens per stored head, resolved for this prompt.
         seed, example_id: what the generator of a randomised method is made of, together with the layer.
         sampler: replaces the random draw of a randomised method: a function of the probabilities.
+        template_tail: tokens of chat template at the end, which an observation window is to lie in front of; 0 puts it
+            at the very end.
     """
 
     prompt_len: int
@@ -56,6 +58,7 @@ class PromptContext:
     seed: int = 42
     example_id: str = ""
     sampler: Callable[[torch.Tensor], torch.Tensor] | None = None
+    template_tail: int = 0
 
     def generator(self, layer_idx: int, step: int | None = None) -> torch.Generator:
         """A CPU generator made of (seed, example, layer[, step]) alone: order, shards and resumes do not matter."""

@@ -11,8 +11,8 @@ import torch
 
 from kvfactory.capability import Capability
 from kvfactory.methods import register
-from kvfactory.methods.base import LayerShape, PromptContext, RaggedKept, TokenSelector
-from kvfactory.methods.snapkv import WindowSettings
+from kvfactory.methods.base import LayerShape, PromptContext, RaggedKept
+from kvfactory.methods.snapkv import WindowSelector, WindowSettings
 from kvfactory.ops.adaptive import ragged_positions, window_means
 from kvfactory.ops.budget import head_demand, per_kv_head, water_fill
 from kvfactory.ops.head_scores import UNIFORM, HeadScores, check_scores_fit, load_head_scores, uniform_scores
@@ -42,7 +42,7 @@ def capacity_table(value: Any) -> Table:
 
 
 @register("HeadKV")
-class HeadKV(TokenSelector):
+class HeadKV(WindowSelector):
     """SnapKV's selection with a fixed budget per head: heads that retrieved in a probe get more.
 
     Paper: Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and Reasoning,
@@ -96,13 +96,17 @@ class HeadKV(TokenSelector):
             },
         )
 
+        @property
+        def window_inside(self) -> bool:
+            """Whether the window (and a template tail behind it) counts against the budget."""
+            return self.headkv_accounting == "original" and self.head_capacity is None
+
         def own_budget(self) -> int | None:
             """With a ready table: its mean, on top of which the window comes."""
             return None if self.head_capacity is None else max(1, int(np.mean(self.head_capacity)))
 
         def validate(self, budget: int | None) -> None:
-            window_inside = self.headkv_accounting == "original" and self.head_capacity is None
-            super().validate(budget if window_inside else None)
+            super().validate(budget if self.window_inside else None)
             if not (math.isfinite(self.head_beta) and self.head_beta >= 1):
                 raise ValueError(f"--head_beta {self.head_beta} must be at least 1: 1/beta is the share of the pool")
             if self.head_capacity is not None:
@@ -149,33 +153,39 @@ class HeadKV(TokenSelector):
 
     def past_counts(self, ctx: PromptContext) -> np.ndarray:
         """(Hs,) past tokens of this layer's stored heads; known from lengths alone."""
-        s, past = self.settings, ctx.prompt_len - self.settings.window_size
+        s, past = self.settings, ctx.prompt_len - self.window(ctx)
         if self._table is not None:
             table = _from_table(self._table, self.stored_heads, past, s.headkv_overflow)
         else:
-            capacity = ctx.budget - (s.window_size if s.headkv_accounting == "original" else 0)
+            capacity = ctx.budget - (self.window(ctx) if s.window_inside else 0)
             table = _from_scores(self._scores, capacity, s.head_beta, self.stored_heads, past, s.headkv_overflow)
         return table[self.shape.layer_idx]
 
+    def check_room(self, ctx: PromptContext) -> None:
+        if self.settings.window_inside:
+            super().check_room(ctx)
+
     def keeps_all(self, ctx: PromptContext) -> bool:
         """Whether this layer keeps the whole prompt."""
-        past = ctx.prompt_len - self.settings.window_size
+        past = ctx.prompt_len - self.window(ctx)
         return ctx.prompt_len <= ctx.budget or past <= 0 or bool((self.past_counts(ctx) == past).all())
 
     def declared(self, ctx: PromptContext) -> list[int]:
         if self.keeps_all(ctx):
             return [ctx.prompt_len] * self.shape.num_kv_heads
-        return (self.past_counts(ctx) + self.settings.window_size).tolist()
+        return (self.past_counts(ctx) + self.window(ctx)).tolist()
 
     def compress(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> RaggedKept | None:
+        self.check_room(ctx)
         if self.keeps_all(ctx):
             return None
         scores = self.scores(q, k, v, ctx)
         counts = torch.from_numpy(self.past_counts(ctx)).expand(k.shape[0], self.stored_heads)
-        return RaggedKept(*ragged_positions(scores, counts, ctx.prompt_len, self.settings.window_size))
+        return RaggedKept(*ragged_positions(scores, counts, ctx.prompt_len, self.window(ctx)))
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
         s = self.settings
+        q, k = self.observed(q, ctx), self.observed(k, ctx)
         raw = window_means(q, k, s.window_size, scale=self.scale, score_dtype=s.score_dtype)
         return pool_scores(self.per_stored_head(raw), s.kernel_size, s.pooling)
 

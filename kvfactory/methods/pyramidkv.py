@@ -51,13 +51,14 @@ class PyramidKV(SnapKV):
 
     def kept(self, ctx: PromptContext) -> int:
         s = self.settings
+        tail = ctx.template_tail  # stands outside the schedule, which sees the prompt without it
         schedule = pyramid_schedule(
-            ctx.budget,
+            ctx.budget - tail,
             s.window_size,
-            ctx.prompt_len,
+            ctx.prompt_len - tail,
             self.shape.num_layers,
             s.pyramid_beta,
             s.pyramid_rounding,
             s.pyramid_mid_branch,
         )
-        return schedule[self.shape.layer_idx]
+        return schedule[self.shape.layer_idx] + tail

@@ -6,7 +6,7 @@ import torch
 
 from kvfactory.capability import Capability
 from kvfactory.methods import register
-from kvfactory.methods.base import PromptContext, TokenSelector
+from kvfactory.methods.base import Kept, PromptContext, TokenSelector
 from kvfactory.ops.scores import pool_scores, window_scores
 from kvfactory.settings import Cell, MethodSettings, setting
 
@@ -45,8 +45,38 @@ def check_window(window: int, budget: int | None) -> None:
         )
 
 
+class WindowSelector(TokenSelector):
+    """Base of the methods whose scores come from an observation window of `settings.window_size` queries.
+
+    The window ends where the prompt's template tail begins, by default at the end of the prompt. Tokens before the
+    window compete; window and tail are always kept.
+    """
+
+    def window(self, ctx: PromptContext) -> int:
+        """How many of the last prompt tokens are always kept: the observation window and the template behind it."""
+        return self.settings.window_size + ctx.template_tail
+
+    def observed(self, x: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
+        """q, k or v (B, H, S, D) up to the end of the observation window; a view."""
+        return x[:, :, : ctx.prompt_len - ctx.template_tail]
+
+    def check_room(self, ctx: PromptContext) -> None:
+        """Raises ValueError when a template tail leaves no room in the budget of a prompt that is above it."""
+        if ctx.template_tail and ctx.budget < ctx.prompt_len and ctx.budget <= self.window(ctx):
+            raise ValueError(
+                f"--window_skip_template on keeps {ctx.template_tail} template tokens and the window of "
+                f"{self.settings.window_size} tokens before them (--window_size) inside the budget, and "
+                f"--max_capacity_prompts {ctx.budget} leaves no room for any other of this prompt's {ctx.prompt_len} "
+                f"tokens: give at least {self.window(ctx) + 1}"
+            )
+
+    def compress(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> Kept | None:
+        self.check_room(ctx)
+        return super().compress(q, k, v, ctx)
+
+
 @register("SnapKV")
-class SnapKV(TokenSelector):
+class SnapKV(WindowSelector):
     """Keeps what the last prompt tokens attend to, pooled so that neighbours of a hit survive, plus those tokens.
 
     Paper: SnapKV: LLM Knows What You are Looking for Before Generation, arXiv 2404.14469. Code:
@@ -66,5 +96,6 @@ class SnapKV(TokenSelector):
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
         s = self.settings
+        q, k = self.observed(q, ctx), self.observed(k, ctx)
         raw = window_scores(q, k, s.window_size, scale=self.scale, score_dtype=s.score_dtype)
         return pool_scores(self.per_stored_head(raw), s.kernel_size, s.pooling)
