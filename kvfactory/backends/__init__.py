@@ -26,12 +26,32 @@ class Attend(Protocol):
     ) -> torch.Tensor: ...
 
 
+class AttendSegments(Protocol):
+    """Decode attention over segments, as `kvfactory.kernels.reference.segment_decode` defines it."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        start: torch.Tensor,
+        length: torch.Tensor,
+        *,
+        scale: float,
+    ) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
 class Backend:
-    """A named backend; calling it attends."""
+    """A named backend; calling it attends.
+
+    Attributes:
+        segments: how it reads segments of unequal length; None where masked calls over padded copies do it.
+    """
 
     name: str
     attend: Attend
+    segments: AttendSegments | None = None
 
     def __call__(
         self,
@@ -52,16 +72,18 @@ def get_backend(name: str) -> Backend:
     Raises:
         ValueError: unknown name, or a package that is not installed.
     """
+    segments: AttendSegments | None = None
     if name == "eager":
         from kvfactory.backends.eager import attend
+        from kvfactory.kernels.reference import segment_decode as segments
     elif name == "sdpa":
         from kvfactory.backends.sdpa import attend
     elif name in ("flash_attention_2", "flash_attention_3"):
-        from kvfactory.backends.flash import make_attend
+        from kvfactory.backends.flash import make_backend
 
-        attend = make_attend(name)
+        attend, segments = make_backend(name)
     else:
         raise ValueError(
             f"--attn_implementation {name!r} is not one of eager, sdpa, flash_attention_2, flash_attention_3"
         )
-    return Backend(name, attend)
+    return Backend(name, attend, segments)

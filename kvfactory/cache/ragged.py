@@ -10,7 +10,6 @@ import torch
 
 from kvfactory.backends import Backend
 from kvfactory.cache.store import Store
-from kvfactory.kernels.reference import segment_decode
 
 SLACK_UNIT = 16
 _SMALLEST_BUCKET = 32
@@ -133,9 +132,8 @@ class RaggedStore(Store):
     ) -> torch.Tensor:
         R, Hq, t, D = q.shape
         G = Hq // self.stored_heads
-        if backend.name == "eager" and t == 1 and visible is None:
-            k, v, starts, lengths = self.segments()
-            out = segment_decode(q.reshape(-1, G, D), k, v, starts, lengths, scale=scale)
+        if backend.segments is not None and t == 1 and visible is None:
+            out = backend.segments(q.reshape(-1, G, D), *self.segments(), scale=scale)
             return out.view(R, Hq, 1, D).transpose(1, 2)
         return self._attend_bucketed(q, scale, backend, visible)
 
