@@ -201,6 +201,7 @@ def test_a_page_that_is_no_json_is_refused(server, tmp_path):
         (archive()[:900] + b"\0" * 60 + archive()[960:], "damaged"),
         (broken_stream(), "damaged .*decompressing"),
     ],
+    ids=["file missing", "no prefix", "no zip", "hole", "broken stream"],
 )
 def test_a_bad_archive_is_refused_and_the_old_files_stay(server, tmp_path, content, says):
     server.files[HUB_PATH] = content
