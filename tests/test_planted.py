@@ -117,6 +117,11 @@ def test_selection_recalls_at_small_budgets_and_random_falls_with_them(granulari
     assert chance[0] > 0.5 and chance[-1] < 0.2
 
 
+def test_pooling_is_what_keeps_the_second_token():
+    """Nothing in the prompt attends to it: without pooling over neighbours it stays by luck only."""
+    assert recall("snapkv", prompts(10, 50), budget=32, kernel_size=1) <= 0.6
+
+
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_long_prompts_at_small_budgets(granularity):
     plans = [

@@ -18,10 +18,11 @@ from tiny_checkpoint import save_checkpoint
 from kvfactory import attach, detach
 from kvfactory.loading import open_checkpoint
 from kvfactory.ops.head_scores import check_scores_fit, load_head_scores, sidecar_path
+from kvfactory.probe.haystack import generated_haystack
 from kvfactory.probe.log import TrialResult
 from kvfactory.probe.needles import KINDS, needles
 from kvfactory.probe.scoring import read_trial
-from kvfactory.probe.trials import Trial
+from kvfactory.probe.trials import Trial, TrialMaker, make_trials, trials_sha256
 from kvfactory.probe_heads import MIN_TRIALS, TooFewTrials, build_parser, enough_scores, main, probe_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -253,3 +254,11 @@ def test_committed_scores_of_smollm2():
     assert len(json.loads(COMMITTED.read_text())["0-0"]) == about["passed"]
     with pytest.raises(ValueError, match="probed on SmolLM2-135M-Instruct"):
         check_scores_fit(scores, 30, 9, "SmolLM2-135M")
+
+
+def test_committed_scores_are_of_todays_trials():
+    """Needles, text or placement changed: the file has to be made again (kvfactory/head_scores/README.md)."""
+    about = json.loads(sidecar_path(COMMITTED).read_text())
+    maker = TrialMaker(open_checkpoint("smollm2").tokenizer, generated_haystack(about["seed"]))
+    trials = make_trials(maker, needles(about["kind"]), about["lengths"], about["depths"])
+    assert len(trials) == about["trials"] and trials_sha256(trials) == about["trials_sha256"]
