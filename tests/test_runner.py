@@ -478,7 +478,8 @@ def test_a_template_without_room_is_an_error_of_each_example(run):
 
 
 def test_methods_without_a_window_refuse_to_move_it(run):
-    with pytest.raises(ValueError, match="on is not read by FullKV or H2O, only by .*: SnapKV, PyramidKV, AdaKV, HeadKV"):
+    readers = "SnapKV, PyramidKV, AdaKV, HeadKV"
+    with pytest.raises(ValueError, match=f"template on is not read by FullKV or H2O, only by .*: {readers}"):
         run.job("--method", "fullkv,h2o", "--window_skip_template", "on")
     for notes, argv in ((1, ("--chat_template", "none")), (0, ())):
         [planned] = run.job("--method", "snapkv", "--window_skip_template", "on", *argv).runs
