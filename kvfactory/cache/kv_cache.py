@@ -38,9 +38,9 @@ class AttendedLayer(CacheLayerMixin):
 
     def update(self, k: torch.Tensor, v: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes new keys and values (B, Hk, t, D) and binds this layer to the attention call that follows."""
+        self.append(k, v)
         self.seen += k.shape[2]
         self.is_initialized = True
-        self.append(k, v)
         self.slot.bound = self
         return k, v
 
@@ -87,8 +87,11 @@ class KVLayer(AttendedLayer):
         self.store: Store | None = None
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        if self.store is not None:
-            self.store.append(k, v)
+        if self.store is None:
+            return
+        if self.cluster.evicts and k.shape[2] > 1:
+            raise ValueError("a later turn of several tokens is not possible with --decode_evict on: pass them singly")
+        self.store.append(k, v)
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
@@ -108,8 +111,6 @@ class KVLayer(AttendedLayer):
         visible = self.cluster.select(q, self.store, ctx) if mask is None else mask
         if not self.cluster.evicts:
             return self.store.attend(q, scale=scale, backend=self.slot.backend, visible=visible)
-        if q.shape[2] > 1:
-            raise ValueError("a later turn of several tokens is not possible with --decode_evict on: pass them singly")
         out = self.store.attend(q, scale=scale, backend=self.slot.backend, visible=visible)
         self.cluster.evict(q, self.store, self.seen - 1, ctx)
         return out

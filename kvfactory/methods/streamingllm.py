@@ -97,7 +97,7 @@ class StreamingLLM(Evictor):
             )
         keys = gather_tokens(k, kept)
         if self.evicts:
-            kept.history["sinks"] = keys[:, :, :sinks].float()
+            kept.history["sinks"] = keys[:, :, :sinks].to(torch.float32, copy=True)  # float() alone may be a view
         keys[:, :, :sinks] = rotate(keys[:, :, :sinks], ctx.prompt_len - keys.shape[2], self.inv_freq)
         kept.keys = keys
         return kept
