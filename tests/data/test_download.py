@@ -95,6 +95,9 @@ class Server:
 def server(monkeypatch):
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")
+    # The suite runs with the hub switched off; the local server stands in for it.
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(
         module,
         "OFFICIAL_SHA256",
