@@ -13,6 +13,7 @@ from oracles import dense_attention
 from kvfactory.backends import get_backend
 from kvfactory.cache.store import DenseStore
 from kvfactory.methods.base import LayerShape, PromptContext
+from kvfactory.methods.evictor import lowest_slot
 from kvfactory.ops.select import gather_tokens
 from kvfactory.plan import make_plan
 
@@ -262,8 +263,9 @@ def test_rings_of_queries_count_as_a_log_of_weights(window, length, granularity)
 
 
 @pytest.mark.parametrize("granularity", ["query_head", "kv_head"])
-@pytest.mark.parametrize("rule", ["always", "half", "never"])
-def test_cam_merges_the_victim_into_the_next_kept_tokens(granularity, rule):
+@pytest.mark.parametrize("rule", ["always", "half", "never", "generator"])
+@pytest.mark.parametrize("window, span", [(6, 4), (3, 17)])  # with the second, fewer tokens than the span often follow
+def test_cam_merges_the_victim_into_the_next_kept_tokens(granularity, rule, window, span):
     """v / m to each of the next m kept tokens, m at most the span; a drawn merge conserves the sum of values."""
     asked = []
 
@@ -271,25 +273,29 @@ def test_cam_merges_the_victim_into_the_next_kept_tokens(granularity, rule):
         asked.append(p)
         return {"always": torch.ones_like(p), "half": (p >= 0.5).float(), "never": torch.zeros_like(p)}[rule]
 
-    span, window = 4, 6
-    settings = dict(preset="paper", window_size=window, cam_span=span, sampler=sampler)
+    settings = dict(preset="paper", window_size=window, cam_span=span, sampler=None if rule == "generator" else sampler)
     layer = Layer("CAM", granularity=granularity, **settings)
     log = Log(layer)
-    merged = 0
+    merged, short = 0, 0
     for t in range(STEPS):
         position = 37 + t
         log.attend(position)
         asked.clear()
         layer.step()
-        assert len(asked) == 1
+        assert len(asked) == (rule != "generator")
+        uniform = torch.rand(log.heads, 1, generator=layer.ctx.generator(2, step=position))
         for s in range(log.heads):
             before = sum(log.values[s].values())
             received = log.received(s)
             [victim] = h2o(log, s, position, window)
             targets = [p for p in log.held[s] if p > victim][:span]
+            short += len(targets) < span
             probability = min(1.0, received[victim] / (sum(received[p] for p in targets) / len(targets)))
-            assert float(asked[0][0, s, 0]) == pytest.approx(probability, rel=1e-4)
-            value, drawn = log.values[s][victim], {"always": 1, "never": 0}.get(rule, probability >= 0.5)
+            if asked:
+                assert float(asked[0][0, s, 0]) == pytest.approx(probability, rel=1e-4)
+            chance = float(uniform[s]) < probability
+            drawn = {"always": 1, "never": 0, "half": probability >= 0.5, "generator": chance}[rule]
+            value = log.values[s][victim]
             merged += drawn
             for p in targets:
                 log.values[s][p] = log.values[s][p] + drawn * value / len(targets)
@@ -302,8 +308,17 @@ def test_cam_merges_the_victim_into_the_next_kept_tokens(granularity, rule):
             for p, value in want.items():
                 # float32 sums of up to 24 merges
                 torch.testing.assert_close(got[p], value, rtol=0, atol=1e-4)
+    assert (short > 0) == (span > window)
     steps = STEPS * log.heads
-    assert {"always": merged == steps, "never": merged == 0, "half": 0 < merged < steps}[rule]
+    assert {"always": merged == steps, "never": merged == 0}.get(rule, 0 < merged < steps)
+
+
+def test_of_equal_scores_the_later_position_goes():
+    """Whatever the order of slots; protected slots never, however small their score."""
+    score = torch.tensor([[[2.0, 1.0, 1.0, 1.0, 0.5], [3.0, 3.0, 3.0, 3.0, 3.0]]])
+    position = torch.tensor([[[0, 7, 9, 8, 4], [12, 3, 15, 0, 16]]], dtype=torch.int32)
+    protected = torch.tensor([[[False, False, False, False, True], [False, False, False, False, True]]])
+    assert lowest_slot(score, position, protected).tolist() == [[[2], [2]]]
 
 
 def test_cam_draws_depend_on_example_and_step_alone():
