@@ -100,7 +100,10 @@ def prompt_fields(prompt: EncodedPrompt) -> dict[str, Any]:
 
 
 def output_fields(out: RowOutput, think_tokens: int) -> dict[str, Any]:
-    """What a row says about its answer and its time; `rows_in_flight` is null for a row that decoded alone."""
+    """What a row says about its answer and its time; `rows_in_flight` is null for a row that decoded alone.
+
+    `near_ties` counts steps of a shared batch at which the two largest logits were so close that batch 1 may differ.
+    """
     return {
         "new_tokens": len(out.tokens),
         "think_tokens": think_tokens,
@@ -108,6 +111,7 @@ def output_fields(out: RowOutput, think_tokens: int) -> dict[str, Any]:
         "prefill_s": out.timing.prefill_s,
         "decode_s": out.timing.decode_s,
         "rows_in_flight": None if out.rows_in_flight == 1 else out.rows_in_flight,
+        "near_ties": out.near_ties,
     }
 
 
@@ -115,7 +119,7 @@ def cache_fields(out: RowOutput) -> dict[str, Any]:
     """What a row says about its cache, measured on the tensors held."""
     cache, held = out.cache, out.cache.bytes()
     capability = cache.plan.cluster.capability
-    kept = cache.kept_tokens
+    kept = cache.kept_tokens or [[cache.prompt_len]]  # a model whose layers all slide has no other count
     per_layer = [_whole(sum(heads) / len(heads)) for heads in kept]
     mean = _whole(sum(per_layer) / len(per_layer))
     attended = _mean_slots(cache)
@@ -146,6 +150,8 @@ def _mean_slots(cache: KVCache) -> int | float:
     for layer in cache.kv_layers:
         heads = layer.store.prompt_slots
         slots.append(getattr(layer.store, "length", sum(heads) / len(heads) + appended))
+    if not slots:
+        return cache.get_seq_length()
     return _whole(sum(slots) / len(slots))
 
 

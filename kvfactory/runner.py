@@ -254,6 +254,7 @@ def _counts(results: ResultFile, planned: PlannedRun, name: str, seconds: float)
         "done": len(done),
         "failed": len(rows) - len(done),
         "truncated": sum(row["truncated"] for row in done),
+        "near_tie_rows": sum(row["near_ties"] > 0 for row in done),
         "empty": sum(not row["pred"].strip() for row in done),
         "wall_s": round(before.get("wall_s", 0.0) + seconds, 3),
     }

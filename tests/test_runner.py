@@ -22,7 +22,7 @@ from kvfactory.summary import summary
 ROW_FIELDS = (
     *("input", "answers", "pred", "length", "dataset", "language", "all_classes", "_id", "score"),
     *("prompt_tokens", "prompt_tokens_raw", "truncated", "question_seen", "new_tokens", "think_tokens", "finish"),
-    *("prefill_s", "decode_s", "rows_in_flight", "peak_mem_bytes"),
+    *("prefill_s", "decode_s", "rows_in_flight", "near_ties", "peak_mem_bytes"),
     *("bytes_prompt", "bytes_end", "bytes_aux", "bytes_alloc", "bytes_full"),
     *("budget_means", "kept_tokens", "tokens_attended", "compressed"),
 )
