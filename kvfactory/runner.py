@@ -87,7 +87,7 @@ def execute(job: Job, stop: StopSignal) -> int:
 def merge(job: Job) -> int:
     """Joins the shards of every run of a job; ValueError when one is missing, unfinished or still running."""
     for planned in job.runs:
-        for path in merge_shards(planned.paths, job.whole_orders):
+        for path in merge_shards(planned.paths, job.whole_orders, job.settings.num_shards):
             print(f"merged: {path}")
     return 0
 

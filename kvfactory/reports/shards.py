@@ -21,7 +21,7 @@ def shard_share(order: Sequence[str], shard: tuple[int, int] | None) -> list[str
     return list(order) if shard is None else list(order[shard[0] :: shard[1]])
 
 
-def merge_shards(paths: RunPaths, orders: Mapping[str, Sequence[str]]) -> list[Path]:
+def merge_shards(paths: RunPaths, orders: Mapping[str, Sequence[str]], num_shards: int | None = None) -> list[Path]:
     """Join all shards of a run; the result equals an unsharded run's, and a merge cut short can be run again.
 
     Shard files are removed when everything they hold is in place, shard records when no results of theirs are left.
@@ -29,6 +29,7 @@ def merge_shards(paths: RunPaths, orders: Mapping[str, Sequence[str]]) -> list[P
     Args:
         paths: paths of the whole run (its `shard` is ignored).
         orders: per dataset all `_id`s in data order.
+        num_shards: how many shards there must be; None for as many as are there.
 
     Returns:
         The merged result files.
@@ -40,6 +41,11 @@ def merge_shards(paths: RunPaths, orders: Mapping[str, Sequence[str]]) -> list[P
     """
     paths = paths.for_shard(None)
     count = _count(paths, orders)
+    if num_shards not in (None, count):
+        raise ValueError(
+            f"--num_shards {num_shards} --merge_shards does not fit the shards of {paths.label} below {paths.folder}, "
+            f"which were made with --num_shards {count}: give that number"
+        )
     shards = [paths.for_shard((k, count)) for k in range(count)]
     with ExitStack() as owned:
         # result files before records, in every process, so that two of them cannot wait for each other

@@ -85,6 +85,15 @@ def refused(paths, match, orders=ORDERS, error=ValueError):
     assert files_below(paths) == before
 
 
+def test_another_number_of_shards_than_was_asked_for(paths):
+    shards(paths)
+    before = files_below(paths)
+    with pytest.raises(ValueError, match="--num_shards 2 --merge_shards .* made with --num_shards 3: give that"):
+        merge_shards(paths, ORDERS, 2)
+    assert files_below(paths) == before
+    assert len(merge_shards(paths, ORDERS, 3)) == 2
+
+
 def test_missing_shard(paths):
     shards(paths)
     paths.for_shard((1, 3)).results("qasper").unlink()
