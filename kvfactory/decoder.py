@@ -195,6 +195,9 @@ class Decoder:
                 continue
             seconds = device_time(ids.device) - start
             self.counters.prefills += 1
+            if not self.attachment.slots:  # all layers slide: none has asked for the context
+                for cache in caches:
+                    cache.context(len(ids))
             if fan is not None:
                 fan.share_native()
             for i, (plan, cache) in enumerate(zip(plans, caches, strict=True)):

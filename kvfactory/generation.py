@@ -100,6 +100,7 @@ def _generate_hf(model: PreTrainedModel, request: Request, attachment: Attachmen
         )
     finally:
         model.generation_config = checkpoints
+    cache.context(len(ids))
     tokens = out[0, len(ids) :].tolist()
     finish = tokens[-1] if tokens[-1] in request.stops else "length"
     return RowOutput(plan, cache, tokens, finish, Timing(None, device_time(ids.device) - start))

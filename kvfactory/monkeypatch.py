@@ -27,6 +27,7 @@ from kvfactory.plan import Plan, make_plan
 
 ATTENTION_NAME = "kvfactory"
 _ATTACHMENT = "_kvfactory_attachment"
+_REPLACED_BY = "_kvfactory_cache"
 _attached: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
 _wrapped_inits: dict[type, Callable[..., None]] = {}
 
@@ -67,7 +68,12 @@ def kv_attention(
     Args:
         query: (B, Hq, t, D); key, value: (B, Hk, t, D) new tokens, or everything of a layer that is not ours.
     """
-    slot: LayerSlot = module.kv_slot
+    slot: LayerSlot | None = getattr(module, "kv_slot", None)
+    if slot is None:
+        raise ValueError(
+            "this model shares its config object with a model that has a method attached; build each model from a "
+            "config of its own (copy.deepcopy(config))"
+        )
     layer, slot.bound = slot.bound, None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if kwargs.get("output_attentions"):
@@ -102,6 +108,8 @@ class Attachment:
     """
 
     def __init__(self, model: PreTrainedModel, plan: Plan, backend_name: str):
+        if not hasattr(model, "generate"):
+            raise ValueError(f"{type(model).__name__} does not generate text; attach to its ...ForCausalLM model")
         self.plan = plan
         self.backend_name = backend_name
         self._model = weakref.ref(model)
@@ -115,7 +123,13 @@ class Attachment:
         check_sliding(plan.method, plan.cluster.capability, len(modules) - len(ours), len(modules))
         self.all_slots = [LayerSlot(backend, i, module) for i, module in modules.items()]
         self.slots = [slot for slot in self.all_slots if slot.model_layer in ours]
-        self._heads = (config.num_attention_heads, config.num_key_value_heads)
+        kv_heads = getattr(config, "num_key_value_heads", None)
+        if kv_heads is None:
+            raise ValueError(
+                f"{type(model).__name__} does not say how many key-value heads it has, so its layout is not known; "
+                f"supported families: {', '.join(FAMILIES)}"
+            )
+        self._heads = (config.num_attention_heads, kv_heads)
         self._inv_freq = _rotary_frequencies(model)
         self._clusters: dict[int, tuple[Plan, list[KVCluster]]] = {}
         for slot, cluster in zip(self.slots, self.clusters(plan), strict=True):
@@ -193,6 +207,10 @@ class Attachment:
             if not isinstance(cache, AttachedCache):
                 if kwargs.get("use_cache") is False:
                     continue
+                # A caller that keeps the cache it passed in goes on with the one that took its place.
+                if (ours := cache.__dict__.get(_REPLACED_BY)) is not None and ours.attachment is self:
+                    kwargs[name] = ours
+                    continue
                 if cache.get_seq_length() > 0:
                     raise ValueError(
                         f"a {type(cache).__name__} with {cache.get_seq_length()} tokens was filled without "
@@ -203,7 +221,9 @@ class Attachment:
                         f"a {type(cache).__name__} asks for a storage of its own, which {self.plan.method} replaces; "
                         "leave cache_implementation unset while a method is attached"
                     )
-                cache = kwargs[name] = self.new_cache()
+                ours = self.new_cache()
+                cache.__dict__[_REPLACED_BY] = ours
+                cache = kwargs[name] = ours
             elif cache.attachment is not self:
                 raise ValueError("this cache was made by another attachment; start from an empty cache")
             self._refuse_padding(cache, kwargs.get("attention_mask"))
@@ -296,6 +316,11 @@ def attach(
             f"{get_attachment(model).plan.method} is attached to this model already; call detach(model) first"
         )
     backend = attn_implementation or model.config._attn_implementation
+    if backend == ATTENTION_NAME:
+        raise ValueError(
+            "this model shares its config object with a model that has a method attached; build each model from a "
+            "config of its own (copy.deepcopy(config))"
+        )
     return attach_plan(model, make_plan(method, attn_implementation=backend, **options), backend)
 
 

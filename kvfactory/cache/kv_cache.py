@@ -37,7 +37,13 @@ class AttendedLayer(CacheLayerMixin):
         self.seen = 0
 
     def update(self, k: torch.Tensor, v: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Takes new keys and values (B, Hk, t, D) and binds this layer to the attention call that follows."""
+        """Takes new keys and values (B, Hk, t, D) and binds this layer to the attention call that follows.
+
+        Raises:
+            ValueError: the method that made this cache is no longer attached.
+        """
+        if self.slot.module.__dict__.get("kv_slot") is not self.slot:
+            raise ValueError("this cache belongs to a method that is no longer attached; start from an empty cache")
         self.append(k, v)
         self.seen += k.shape[2]
         self.is_initialized = True

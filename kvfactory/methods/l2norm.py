@@ -79,20 +79,25 @@ class L2Norm(Evictor):
 
     def positions(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
         recent = self.settings.l2_recent
-        norms = torch.linalg.vector_norm(k[:, :, : ctx.prompt_len - recent], dim=-1, dtype=torch.float32)
+        norms = key_norms(k[:, :, : ctx.prompt_len - recent])
         return with_window(top_positions(-norms, self.kept(ctx) - recent), ctx.prompt_len, recent)
 
     def columns(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: Kept, ctx: PromptContext
     ) -> dict[str, torch.Tensor]:
-        norms = torch.linalg.vector_norm(k, dim=-1, dtype=torch.float32)
+        norms = key_norms(k)
         return {"norm": norms.gather(-1, kept.indices)}
 
     def observe(self, q: torch.Tensor, store: DenseStore, position: int, ctx: PromptContext) -> None:
         newest = store.view()[0][:, :, -1]
-        store.column("norm")[..., -1] = torch.linalg.vector_norm(newest, dim=-1, dtype=torch.float32)
+        store.column("norm")[..., -1] = key_norms(newest)
 
     def victims(self, store: DenseStore, position: int, ctx: PromptContext) -> torch.Tensor:
         positions = store.column(POSITION)
         recent = positions > position - self.settings.l2_recent
         return lowest_slot(-store.column("norm"), positions, recent)
+
+
+def key_norms(k: torch.Tensor) -> torch.Tensor:
+    """L2 norms along the last dim, in float32 or better."""
+    return torch.linalg.vector_norm(k, dim=-1, dtype=torch.promote_types(k.dtype, torch.float32))
