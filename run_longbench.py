@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             with StopSignal() as stop:
                 code = execute(job, stop)
+        if code != STOPPED:
+            print(summary(job))
     except ValueError as error:
         print(f"run_longbench.py: {error}", file=sys.stderr)
         return 2
@@ -53,8 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"run_longbench.py: {error}", file=sys.stderr)
         return 1
-    if code != STOPPED:
-        print(summary(job))
     return code
 
 

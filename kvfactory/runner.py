@@ -28,6 +28,7 @@ from kvfactory.reports.shards import merge_shards
 from kvfactory.reports.stop import STOPPED, StopSignal
 
 WARM_UP_TOKENS = 64
+COUNTED_FIELDS = ("pred", "answers", "all_classes", "length", "score", "truncated", "near_ties", "bytes_end")
 
 
 class Notices:
@@ -98,8 +99,21 @@ def _finished(job: Job, planned: PlannedRun, tell: Callable[[str], None]) -> boo
         run.check(planned.settings, planned.facts)
         for notice in run.notices:
             tell(notice)
+        for results in run.results.values():
+            _check_fields(results)
         run.exit_code = 0
         return run.complete
+
+
+def _check_fields(results: ResultFile) -> None:
+    """Refuses a finished row that lacks what is counted and scored."""
+    for row in results.rows():
+        missing = [name for name in COUNTED_FIELDS if name not in row]
+        if missing and row.get("error") is None:
+            raise ValueError(
+                f"{results.path}: the row with _id {row['_id']!r} has no {missing[0]}, so it is no finished result: "
+                "delete that line, and the same command makes it again, or start again with --overwrite"
+            )
 
 
 def _ready_model(job: Job) -> PreTrainedModel:

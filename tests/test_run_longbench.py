@@ -97,6 +97,20 @@ def test_a_call_ends_with_the_table(cli, argv, capsys, tmp_path):
     assert again.out == out and "4/4" not in again.err
 
 
+def test_a_row_without_its_fields_is_refused(cli, argv, capsys, tmp_path):
+    assert cli.main(typed(argv)) == 0
+    [file] = (tmp_path / "out").glob("*/hotpotqa/*.json")
+    lines = file.read_text().splitlines()
+    damaged = "\n".join([*lines[:-1], '{"_id":"hotpotqa-3"}']) + "\n"
+    file.write_text(damaged)
+    capsys.readouterr()
+    assert cli.main(typed(argv)) == 2  # after the notes
+    error = capsys.readouterr().err
+    assert f"\nrun_longbench.py: {file}: the row with _id 'hotpotqa-3' has no pred" in error
+    assert "Traceback" not in error
+    assert file.read_text() == damaged
+
+
 def test_eval_recomputes_the_table(cli, argv, tmp_path, capsys):
     assert cli.main(typed(argv | {"method": "snapkv,fullkv"})) == 0
     folder = tmp_path / "out" / "tiny_32"
