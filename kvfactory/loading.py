@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -30,6 +31,8 @@ TOKENIZER_FILES = (
 )
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 _HALF = (torch.float16, torch.bfloat16)
+# huggingface_hub's strict classes, with which newer transformers check a config, raise errors of their own.
+_CONFIG_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ def _from_hub(hub_id: str) -> tuple[Path, str]:
 def _config(folder: Path, model_path: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _CONFIG_ERRORS as error:
         raise ValueError(f"--model_path {model_path}: its config.json cannot be read ({_line(error)})") from error
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ValueError(
@@ -299,7 +302,12 @@ def check_attachable(checkpoint: Checkpoint, plans: Iterable[Plan], backend: str
             f"--model_path {checkpoint.name}: transformers cannot build this model with sdpa attention ({_line(error)})"
         ) from error
     for plan in plans:
-        attach_plan(model, plan, backend)
+        try:
+            attach_plan(model, plan, backend)
+        except ValueError as error:
+            if str(error).startswith("--"):
+                raise  # it names the flag to blame
+            raise ValueError(f"--model_path {checkpoint.name}: {error}") from error
         detach(model)
 
 

@@ -58,6 +58,10 @@ def unknown_type(folder):
     edit_config(folder, model_type="nosuchmodel", architectures=None)
 
 
+def inconsistent_config(folder):
+    edit_config(folder, num_attention_heads=3, num_key_value_heads=3)
+
+
 def encoder_only(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "vit"}))
 
@@ -101,6 +105,7 @@ def broken_index(folder):
     [
         (broken_config, "config.json"),
         (unknown_type, "nosuchmodel"),
+        (inconsistent_config, ""),
         (encoder_only, "not a language model"),
         (no_config, "no config.json"),
         (no_weights, "no weights"),
@@ -238,3 +243,21 @@ def test_the_tokenizer_hash_changes_with_its_files(folder):
     about = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(about | {"chat_template": "x"}))
     assert tokenizer_sha256(folder) != before
+
+
+def check(folder, **options):
+    checkpoint = open_checkpoint(str(folder))
+    with pytest.raises(ValueError) as refusal:
+        check_attachable(checkpoint, [make_plan("snapkv", **options)], "sdpa")
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ["opt", "bloom"])
+def test_a_model_that_no_method_can_be_attached_to_is_named(folder, kind):
+    size = {"opt": {"num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32}, "bloom": {"n_head": 4}}[kind]
+    config = {"model_type": kind, "vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2}
+    (folder / "config.json").write_text(json.dumps(config | size))
+    for name in ("model.safetensors",):
+        (folder / name).write_bytes(b"\x02\0\0\0\0\0\0\0{}")  # a header without tensors
+    assert check(folder).startswith(f"--model_path {folder}")
