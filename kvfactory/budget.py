@@ -79,6 +79,30 @@ class Budget:
             low, high = (middle, high) if stored_bytes(middle) <= allowed else (low, middle - 1)
         if low == 0:
             raise ValueError(
-                f"--budget_bytes {self.bytes_percent:g}% of FullKV's {full_bytes} bytes is less than one token per head"
+                f"--budget_bytes {self.bytes_percent:g}% is less than one token per head, which takes "
+                f"{100 * stored_bytes(1) / full_bytes:.1f}% of FullKV's bytes together with what is never compressed"
             )
         return low
+
+    def check_resolved(self, tokens: int, prompt_len: int, validate: Callable[[int], None]) -> None:
+        """Checks what a ratio or a share of bytes came to, by the method's own rule for a number of tokens.
+
+        Args:
+            tokens: what `resolve` returned for a prompt of `prompt_len` tokens.
+            validate: raises ValueError for a budget that the method's settings leave no room in.
+
+        Raises:
+            ValueError: with the flag that gave the budget in front of the method's sentence.
+        """
+        if self.tokens is not None or tokens >= prompt_len:
+            return
+        try:
+            validate(tokens)
+        except ValueError as error:
+            given = (
+                f"--max_capacity_prompts_ratio {self.ratio:g}"
+                if self.ratio is not None
+                else f"--budget_bytes {self.bytes_percent:g}%"
+            )
+            rule = str(error).replace(f"--max_capacity_prompts {tokens} ", f"a budget of {tokens} ")
+            raise ValueError(f"{given} keeps {tokens} of {prompt_len} prompt tokens: {rule}") from error

@@ -70,8 +70,8 @@ def compress_prompt(
     budget: Budget = plan.budget
     if budget.bytes_percent is not None:
         raise ValueError("budget_bytes needs a model: give max_capacity_prompt or max_capacity_prompt_ratio")
-    if plan.uses_budget and budget.tokens is None and budget.resolve(S) < S:
-        plan.settings.validate(budget.resolve(S))
+    if plan.uses_budget:
+        budget.check_resolved(budget.resolve(S), S, plan.settings.validate)
     tokens = budget.resolve(S) if plan.uses_budget else S
     ctx = PromptContext(S, tokens, plan.seed, example_id, sampler, template_tail)
     k, v = cluster.before_attend(q, k, v, ctx)

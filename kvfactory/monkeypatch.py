@@ -190,8 +190,7 @@ class Attachment:
             return sum(2 * sum(c.declared(ctx)) * c.shape.head_dim for c in self.clusters(plan))
 
         budget = plan.budget.resolve(prompt_len, stored, self.full_bytes(prompt_len, 1))
-        if plan.budget.tokens is None and budget < prompt_len:
-            plan.settings.validate(budget)
+        plan.budget.check_resolved(budget, prompt_len, plan.settings.validate)
         return budget
 
     def _take_over_cache(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

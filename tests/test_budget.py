@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from kvfactory.budget import DEFAULT_CAPACITY, Budget
+from kvfactory.compress import compress_prompt
+from kvfactory.plan import make_plan
 
 
 def test_nothing_given_is_the_default_and_minus_one_counts_as_not_given():
@@ -80,3 +83,27 @@ def test_query_head_storage_needs_g_times_the_bytes_below_the_prompt_and_none_at
 
     assert Budget(bytes_percent=100).resolve(50, stored, 50) == 50
     assert Budget(bytes_percent=99).resolve(50, stored, 50) == 16
+
+
+@pytest.mark.parametrize(
+    "budget, given",
+    [(Budget(ratio=0.001), "--max_capacity_prompts_ratio 0.001"), (Budget(bytes_percent=25), "--budget_bytes 25%")],
+)
+def test_a_budget_that_came_to_too_few_tokens_blames_the_flag_that_gave_it(budget, given):
+    settings = make_plan("snapkv").settings
+    sentence = f"{given} keeps 7 of 560 prompt tokens: a budget of 7 must be larger than the window of 8"
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        budget.check_resolved(7, 560, settings.validate)
+    budget.check_resolved(9, 560, settings.validate)
+    budget.check_resolved(7, 7, settings.validate)  # nothing is compressed
+
+
+def test_compressing_by_a_ratio_blames_the_ratio():
+    q = torch.randn(1, 2, 40, 4)
+    with pytest.raises(ValueError, match="^--max_capacity_prompts_ratio 0.1 keeps 4 of 40 prompt tokens"):
+        compress_prompt("snapkv", q, q, q, max_capacity_prompt_ratio=0.1)
+
+
+def test_bytes_that_uncompressed_layers_exceed():
+    with pytest.raises(ValueError, match="^--budget_bytes 25% is less .* takes 40.6% of FullKV's bytes together with"):
+        Budget(bytes_percent=25).resolve(100, lambda tokens: 2 * 100 + 3 * tokens, 500)
