@@ -10,7 +10,7 @@ from kvfactory.capability import check_combination
 from kvfactory.methods import METHODS
 from kvfactory.methods.base import KVCluster, LayerShape
 from kvfactory.methods.snapkv import WindowSettings
-from kvfactory.settings import MethodSettings, recalled_values, resolve_settings
+from kvfactory.settings import MethodSettings, check_seed, recalled_values, resolve_settings
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ def make_plan(
     Raises:
         ValueError: one sentence naming the flag, the value and what is accepted.
     """
+    check_seed(seed)
     cluster = METHODS.get(method)
     resolved = resolve_settings(cluster.name, cluster.Settings, preset, settings)
     if max_capacity_prompt in (None, -1) and max_capacity_prompt_ratio is None and budget_bytes is None:

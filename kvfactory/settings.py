@@ -179,3 +179,9 @@ def recalled_values(settings: MethodSettings, preset: str, given: dict[str, Any]
 def as_dict(settings: MethodSettings) -> dict[str, Any]:
     """Plain JSON values of settings."""
     return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(settings).items()}
+
+
+def check_seed(seed: int) -> None:
+    """Raises ValueError for a seed that is not a whole number from 0 to 2**32 - 1, the range that NumPy takes too."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"--seed {seed!r} is not a whole number from 0 to {2**32 - 1}")

@@ -66,3 +66,13 @@ def test_the_budget_is_checked_only_where_it_counts():
     assert make_plan("FullKV", max_capacity_prompt=1).budget.tokens == 1
     with pytest.raises(ValueError, match="max_capacity_prompts 1"):
         make_plan("SnapKV", max_capacity_prompt=1)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "7", None, True])
+def test_a_seed_that_cannot_be(seed):
+    with pytest.raises(ValueError, match="^--seed .* is not a whole number from 0 to 4294967295$"):
+        make_plan("random", seed=seed)
+
+
+def test_the_largest_seed():
+    assert make_plan("random", seed=2**32 - 1).seed == 2**32 - 1
