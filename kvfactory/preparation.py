@@ -197,6 +197,12 @@ def _part(
 ) -> DatasetPart:
     task, (rows, records) = get_task(name), chosen
     max_new = settings.max_new_tokens or task.max_new_tokens
+    if settings.max_input_length is not None and encoder.window is not None:
+        if settings.max_input_length + max_new > encoder.window:
+            raise ValueError(
+                f"--max_input_length {settings.max_input_length} leaves no room for the {max_new} new tokens of {name} "
+                f"in the model's window of {encoder.window} tokens"
+            )
     share = shard(records, *((settings.shard[1], settings.shard[0]) if settings.shard else (1, 0)))
     facts = {
         "examples": len(share),

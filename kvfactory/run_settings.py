@@ -17,7 +17,7 @@ from kvfactory.data.longbench import SAMPLE_METHODS
 from kvfactory.data.tasks import DEFAULT_DATASETS, LONGBENCH_E, TASKS, canonical_dataset, get_task
 from kvfactory.data.templates import CHAT_TEMPLATES, PROTOCOLS
 from kvfactory.registry import unknown_name
-from kvfactory.settings import PRESETS, parse_switch
+from kvfactory.settings import PRESETS, check_seed, parse_switch
 
 QUANTISERS: tuple[str, ...] = ()
 """Names that --quant_method accepts besides none."""
@@ -271,6 +271,10 @@ class RunSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} {value} must be at least 1")
+        for name in ("save_dir", "run_name"):
+            if getattr(self, name) is not None and not getattr(self, name).strip():
+                raise ValueError(f"--{name} is empty: give a name, or leave it out")
+        check_seed(self.seed)
         self.budgets()
         method = tuple(dict.fromkeys(methods.canonical(name) for name in self.method))
         if self.run_name is not None and len(method) > 1:
