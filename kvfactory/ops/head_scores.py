@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 UNIFORM = "uniform"
+LARGEST_SCORE = 1e100  # sums over all heads and trials stay finite
 _PUBLISHED_NAME = re.compile(r"(?P<model>.+)_retrieval(_reasoning)?_heads\.json")
 
 
@@ -139,6 +140,8 @@ def _numbers(values: list[Any], where: str, refuse: Any) -> list[float]:
     if not values:
         raise refuse(f"{where} is empty")
     for value in values:
+        if isinstance(value, (int, float)) and LARGEST_SCORE < abs(value) < math.inf:
+            raise refuse(f"{where} holds a number beyond {LARGEST_SCORE:g}, so large that sums would overflow")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise refuse(f"{where} holds {value!r}, which is not a finite number")
     return [float(value) for value in values]
