@@ -7,10 +7,10 @@ import torch
 
 from kvfactory.capability import Capability
 from kvfactory.methods import register
-from kvfactory.methods.base import Kept, PromptContext
+from kvfactory.methods.base import Kept, LayerShape, PromptContext
 from kvfactory.methods.evictor import POSITION, Evictor, EvictorSettings, decode_evict_setting, lowest_slot
 from kvfactory.ops.select import top_positions, with_window
-from kvfactory.settings import Cell, setting
+from kvfactory.settings import Cell, MethodSettings, setting
 
 if TYPE_CHECKING:
     from kvfactory.cache.store import DenseStore
@@ -54,8 +54,21 @@ class L2Norm(Evictor):
         reference="arXiv 2406.11430; alessiodevoto/l2compress, l2compress/compress_fn.py",
     )
 
+    @classmethod
+    def check_model(cls, settings: MethodSettings, shape: LayerShape, model: str | None = None) -> None:
+        """Refuses skipped layers that the model does not have, or that leave none to compress."""
+        skipped, layers = settings.skip_layers, shape.num_layers
+        given = f"--skip_layers {','.join(map(str, skipped))}"
+        if len(set(skipped) & set(range(layers))) == layers:
+            raise ValueError(f"{given} skips all {layers} full-attention layers of the model: nothing is compressed")
+        if skipped and max(skipped) >= layers:
+            raise ValueError(
+                f"{given} holds layer {max(skipped)}, the model has {layers} full-attention layers, from 0 to "
+                f"{layers - 1}"
+            )
+
     def kept(self, ctx: PromptContext) -> int:
-        skipped = [layer for layer in self.settings.skip_layers if layer < self.shape.num_layers]
+        skipped = {layer for layer in self.settings.skip_layers if layer < self.shape.num_layers}
         if self.shape.layer_idx in skipped or ctx.prompt_len <= ctx.budget:
             return ctx.prompt_len
         if not self.settings.l2_equalize:

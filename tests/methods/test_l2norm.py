@@ -6,7 +6,10 @@ import pytest
 import torch
 from oracles import best
 
-from kvfactory import compress_prompt
+from kvfactory import attach, compress_prompt
+from kvfactory.methods.base import LayerShape
+from kvfactory.methods.l2norm import L2Norm
+from kvfactory.tiny_models import tiny_model
 
 
 def qk(S=50):
@@ -62,3 +65,29 @@ def test_equalised_budgets_have_the_nominal_mean():
 def test_bad_settings(options, word):
     with pytest.raises(ValueError, match=word):
         kept(max_capacity_prompt=20, **options)
+
+
+@pytest.mark.parametrize(
+    "skipped, told",
+    [
+        ((0, 6), "--skip_layers 0,6 holds layer 6, the model has 6 full-attention layers, from 0 to 5"),
+        ((5, 4, 3, 2, 1, 0), "--skip_layers 5,4,3,2,1,0 skips all 6 full-attention layers"),
+    ],
+)
+def test_skipped_layers_that_do_not_fit_the_model(skipped, told):
+    settings = L2Norm.Settings(skip_layers=skipped)
+    with pytest.raises(ValueError, match=f"^{told}"):
+        L2Norm.check_model(settings, LayerShape(0, 6, 4, 2, 9))
+    L2Norm.check_model(settings, LayerShape(0, 7, 4, 2, 9))
+
+
+def test_a_layer_named_twice_is_skipped_once():
+    L2Norm.check_model(L2Norm.Settings(skip_layers=(1, 1)), LayerShape(0, 2, 4, 2, 9))
+    options = dict(max_capacity_prompt=20, l2_equalize=True)
+    assert kept(skip_layers=(1, 1), **options) == kept(skip_layers=(1,), **options)
+    assert len(kept(skip_layers=(1, 1), **options)[0]) == (6 * 20 - 50) // 5
+
+
+def test_an_attached_model_is_checked():
+    with pytest.raises(ValueError, match="^--skip_layers 0,9 holds layer 9"):
+        attach(tiny_model("llama"), "l2norm", skip_layers=(0, 9))
