@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ TOKENIZER_FILES = (
 )
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 _HALF = (torch.float16, torch.bfloat16)
+_LAYER_OF = re.compile(r"model\.layers\.(\d+)\.")
 # huggingface_hub's strict classes, with which newer transformers check a config, raise errors of their own.
 _CONFIG_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
 
@@ -108,6 +110,7 @@ def open_checkpoint(model_path: str, use_fast_tokenizer: bool = True) -> Checkpo
                 f"--model_path {model_path}: its generation_config.json cannot be read ({_line(error)})"
             ) from error
     weights = _weights(folder, model_path)
+    _check_layers(weights, config, model_path)
     name = str(folder) if str(model_path).lower() in ASSETS else str(model_path)
     return Checkpoint(name, folder, config, tokenizer, generation, weights, revision)
 
@@ -200,6 +203,41 @@ def _weights(folder: Path, model_path: str) -> tuple[Path, ...]:
                     f"--model_path {model_path}: the weight file {file.name} cannot be read ({_line(error)})"
                 ) from error
     return tuple(found)
+
+
+def _check_layers(weights: Iterable[Path], config: Any, model_path: str) -> None:
+    """Refuses a config of another number of layers than the weights have; surplus ones would load unnoticed."""
+    stored: set[int] = set()
+    for file in weights:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as tensors:
+                stored |= {int(match[1]) for match in map(_LAYER_OF.match, tensors.keys()) if match}
+    text = config.get_text_config(decoder=True)
+    told = getattr(text, "num_hidden_layers", None)
+    if not stored or told is None:
+        return
+    extra = getattr(text, "num_nextn_predict_layers", None) or 0  # layers that draft tokens, stored behind the others
+    if not told <= max(stored) + 1 <= told + extra:
+        raise ValueError(
+            f"--model_path {model_path}: its config.json says {told} layers (num_hidden_layers), its weights hold "
+            f"{max(stored) + 1}: they do not fit its config"
+        )
+
+
+def _first_misfit(checkpoint: Checkpoint) -> str | None:
+    """The first tensor, by name, whose stored shape is not the config's, with both shapes; None if there is none."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(checkpoint.config)
+    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    stored: dict[str, list[int]] = {}
+    for file in checkpoint.weights:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as tensors:
+                stored |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}
+    for name in sorted(stored):
+        if name in wanted and stored[name] != wanted[name]:
+            return f"{name} is {stored[name]} in the weights and {wanted[name]} by the config"
+    return None
 
 
 def _line(error: BaseException) -> str:
@@ -334,10 +372,13 @@ def load_model(checkpoint: Checkpoint, computation: Computation) -> PreTrainedMo
             raise ValueError(
                 f"--model_path {checkpoint.name} does not fit the device's memory ({_line(error)})"
             ) from error
-        raise ValueError(f"--model_path {checkpoint.name}: its weights cannot be loaded ({_line(error)})") from error
+        why = _first_misfit(checkpoint) or _line(error)
+        raise ValueError(f"--model_path {checkpoint.name}: its weights cannot be loaded ({why})") from error
     bad = {kind: sorted(str(name) for name in info[kind]) for kind in ("missing_keys", "mismatched_keys")}
     for kind, names in bad.items():
         if names:
+            if kind == "mismatched_keys" and (misfit := _first_misfit(checkpoint)):
+                raise ValueError(f"--model_path {checkpoint.name}: its weights do not fit its config ({misfit})")
             raise ValueError(
                 f"--model_path {checkpoint.name}: its weights do not fit its config ({kind.replace('_', ' ')}: "
                 f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''})"

@@ -161,17 +161,30 @@ def test_a_hub_snapshot_gives_its_revision(original, monkeypatch, tmp_path):
     assert (checkpoint.name, checkpoint.revision, checkpoint.folder) == ("org/model", commit, snapshot)
 
 
+@pytest.mark.parametrize("layers", [2, 4])
+def test_a_config_of_another_number_of_layers_is_refused(folder, layers):
+    edit_config(folder, num_hidden_layers=layers)
+    with pytest.raises(ValueError, match=rf"^--model_path {folder}: .* says {layers} layers .* weights hold 3"):
+        open_checkpoint(str(folder))
+
+
+def test_layers_that_draft_tokens_may_be_stored_behind_the_others(folder):
+    edit_config(folder, num_hidden_layers=2, num_nextn_predict_layers=1)
+    assert open_checkpoint(str(folder)).config.num_hidden_layers == 2
+
+
 def test_weights_that_do_not_fit_the_config_are_refused(folder):
-    edit_config(folder, num_hidden_layers=4)
+    edit_config(folder, attention_bias=True)
     checkpoint = open_checkpoint(str(folder))
-    with pytest.raises(ValueError, match=r"do not fit its config \(missing keys: model.layers.3"):
+    with pytest.raises(ValueError, match=r"do not fit its config \(missing keys: model.layers.0"):
         load_model(checkpoint, resolve_computation(checkpoint, device="cpu"))
 
 
 def test_weights_of_another_shape_are_refused(folder):
     edit_config(folder, intermediate_size=50)
     checkpoint = open_checkpoint(str(folder))
-    with pytest.raises(ValueError, match="--model_path"):
+    misfit = r"\(model.layers.0.mlp.down_proj.weight is \[32, 48\] in the weights and \[32, 50\] by the config\)"
+    with pytest.raises(ValueError, match=f"^--model_path {folder}: its weights .* {misfit}"):
         load_model(checkpoint, resolve_computation(checkpoint, device="cpu"))
 
 
