@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +21,16 @@ from kvfactory.assets import ASSETS, resolve_model
 from kvfactory.backends import get_backend
 from kvfactory.monkeypatch import attach_plan, detach
 from kvfactory.plan import Plan
+from kvfactory.weight_files import check_layers, error_line, find_weights, stored_shapes
 
 FULL_HASH_BYTES = 10**9  # checkpoints up to this size are hashed whole
 EDGE_BYTES = 2**20
-SAFETENSORS_INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "chat_template.json", "chat_template.jinja"),
 )
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 _HALF = (torch.float16, torch.bfloat16)
-_LAYER_OF = re.compile(r"model\.layers\.(\d+)\.")
 # huggingface_hub's strict classes, with which newer transformers check a config, raise errors of their own.
 _CONFIG_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError)
 
@@ -107,10 +105,10 @@ def open_checkpoint(model_path: str, use_fast_tokenizer: bool = True) -> Checkpo
             generation = GenerationConfig.from_pretrained(folder)
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"--model_path {model_path}: its generation_config.json cannot be read ({_line(error)})"
+                f"--model_path {model_path}: its generation_config.json cannot be read ({error_line(error)})"
             ) from error
-    weights = _weights(folder, model_path)
-    _check_layers(weights, config, model_path)
+    weights = find_weights(folder, model_path)
+    check_layers(weights, config, model_path)
     name = str(folder) if str(model_path).lower() in ASSETS else str(model_path)
     return Checkpoint(name, folder, config, tokenizer, generation, weights, revision)
 
@@ -147,8 +145,8 @@ def _from_hub(hub_id: str) -> tuple[Path, str]:
     except problems as error:
         raise ValueError(
             f"--model_path {hub_id} is no local folder and could not be had from the hub "
-            f"({type(error).__name__}: {_line(error)}): check the id, the network and the access rights, or give a "
-            "local folder"
+            f"({type(error).__name__}: {error_line(error)}): check the id, the network and the access rights, or give "
+            "a local folder"
         ) from error
     if not (folder / "config.json").is_file():
         raise ValueError(f"--model_path {hub_id} holds no config.json, so it is not a model of transformers")
@@ -159,7 +157,7 @@ def _config(folder: Path, model_path: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder)
     except _CONFIG_ERRORS as error:
-        raise ValueError(f"--model_path {model_path}: its config.json cannot be read ({_line(error)})") from error
+        raise ValueError(f"--model_path {model_path}: its config.json cannot be read ({error_line(error)})") from error
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ValueError(
             f"--model_path {model_path} is of type {config.model_type!r}, which is not a language model that "
@@ -174,54 +172,7 @@ def _tokenizer(folder: Path, model_path: str, use_fast: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, use_fast=use_fast)
     except Exception as error:  # the Rust library raises bare Exception for a broken tokenizer.json
-        raise ValueError(f"--model_path {model_path}: its tokenizer cannot be loaded ({_line(error)})") from error
-
-
-def _weights(folder: Path, model_path: str) -> tuple[Path, ...]:
-    index = folder / SAFETENSORS_INDEX
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise ValueError(f"--model_path {model_path}: {index.name} cannot be read ({_line(error)})") from error
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise ValueError(f"--model_path {model_path} lacks the weight file {missing[0]} that {index.name} names")
-        found = [folder / name for name in names]
-    else:
-        found = [folder / "model.safetensors"] if (folder / "model.safetensors").is_file() else []
-        found = found or sorted(folder.glob("pytorch_model*.bin"))
-    if not found:
-        raise ValueError(f"--model_path {model_path} holds no weights (model.safetensors)")
-    for file in found:
-        if file.suffix == ".safetensors":
-            try:
-                with safe_open(file, framework="pt"):
-                    pass  # reads the header and compares it with the file's size
-            except (SafetensorError, OSError) as error:
-                raise ValueError(
-                    f"--model_path {model_path}: the weight file {file.name} cannot be read ({_line(error)})"
-                ) from error
-    return tuple(found)
-
-
-def _check_layers(weights: Iterable[Path], config: Any, model_path: str) -> None:
-    """Refuses a config of another number of layers than the weights have; surplus ones would load unnoticed."""
-    stored: set[int] = set()
-    for file in weights:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as tensors:
-                stored |= {int(match[1]) for match in map(_LAYER_OF.match, tensors.keys()) if match}
-    text = config.get_text_config(decoder=True)
-    told = getattr(text, "num_hidden_layers", None)
-    if not stored or told is None:
-        return
-    extra = getattr(text, "num_nextn_predict_layers", None) or 0  # layers that draft tokens, stored behind the others
-    if not told <= max(stored) + 1 <= told + extra:
-        raise ValueError(
-            f"--model_path {model_path}: its config.json says {told} layers (num_hidden_layers), its weights hold "
-            f"{max(stored) + 1}: they do not fit its config"
-        )
+        raise ValueError(f"--model_path {model_path}: its tokenizer cannot be loaded ({error_line(error)})") from error
 
 
 def _first_misfit(checkpoint: Checkpoint) -> str | None:
@@ -229,20 +180,11 @@ def _first_misfit(checkpoint: Checkpoint) -> str | None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(checkpoint.config)
     wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    stored: dict[str, list[int]] = {}
-    for file in checkpoint.weights:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as tensors:
-                stored |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}
+    stored = stored_shapes(checkpoint.weights)
     for name in sorted(stored):
         if name in wanted and stored[name] != wanted[name]:
             return f"{name} is {stored[name]} in the weights and {wanted[name]} by the config"
     return None
-
-
-def _line(error: BaseException) -> str:
-    """An error's text as one line without its final stop, at most 300 characters."""
-    return " ".join(str(error).split()).rstrip(".")[:300] or type(error).__name__
 
 
 def weights_sha256(files: Iterable[Path]) -> tuple[str, str]:
@@ -337,7 +279,8 @@ def check_attachable(checkpoint: Checkpoint, plans: Iterable[Plan], backend: str
             model = AutoModelForCausalLM.from_config(checkpoint.config, attn_implementation="sdpa")
     except (ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"--model_path {checkpoint.name}: transformers cannot build this model with sdpa attention ({_line(error)})"
+            f"--model_path {checkpoint.name}: transformers cannot build this model with sdpa attention "
+            f"({error_line(error)})"
         ) from error
     for plan in plans:
         try:
@@ -370,9 +313,9 @@ def load_model(checkpoint: Checkpoint, computation: Computation) -> PreTrainedMo
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise ValueError(
-                f"--model_path {checkpoint.name} does not fit the device's memory ({_line(error)})"
+                f"--model_path {checkpoint.name} does not fit the device's memory ({error_line(error)})"
             ) from error
-        why = _first_misfit(checkpoint) or _line(error)
+        why = _first_misfit(checkpoint) or error_line(error)
         raise ValueError(f"--model_path {checkpoint.name}: its weights cannot be loaded ({why})") from error
     bad = {kind: sorted(str(name) for name in info[kind]) for kind in ("missing_keys", "mismatched_keys")}
     for kind, names in bad.items():
