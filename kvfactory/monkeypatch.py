@@ -105,6 +105,7 @@ class Attachment:
 
     Attributes:
         all_slots: one `LayerSlot` per attention layer, in model order; slots: those of compressible layers.
+        record_positions: whether new caches keep the original positions of what they store, see `KVCache`.
     """
 
     def __init__(self, model: PreTrainedModel, plan: Plan, backend_name: str):
@@ -112,6 +113,7 @@ class Attachment:
             raise ValueError(f"{type(model).__name__} does not generate text; attach to its ...ForCausalLM model")
         self.plan = plan
         self.backend_name = backend_name
+        self.record_positions = False
         self._model = weakref.ref(model)
         self._stock_attention = model.config._attn_implementation
         self._cache_keyword = cache_keyword(model)

@@ -202,7 +202,7 @@ class KVCache(AttachedCache):
         self.sampler = sampler
         self.template_tail = template_tail
         self.slack = DECODE_SLACK if max_new_tokens is None else max_new_tokens
-        self.record_positions = False
+        self.record_positions = attachment.record_positions
         self._context: PromptContext | None = None
         layers = list(native_layers)
         for slot, cluster in zip(attachment.slots, attachment.clusters(plan), strict=True):
