@@ -23,6 +23,7 @@ from kvfactory.backends import Backend, get_backend
 from kvfactory.cache.kv_cache import AttachedCache, AttendedLayer, KVCache
 from kvfactory.capability import FAMILIES, check_combination, check_sliding
 from kvfactory.methods.base import KVCluster, LayerShape, PromptContext
+from kvfactory.model_parts import attention_modules, is_full_attention, rotary_frequencies
 from kvfactory.plan import Plan, make_plan
 
 ATTENTION_NAME = "kvfactory"
@@ -119,9 +120,9 @@ class Attachment:
         self._cache_keyword = cache_keyword(model)
         config = model.config.get_text_config(decoder=True)
         backend = get_backend(backend_name)
-        modules = _attention_modules(model)
+        modules = attention_modules(model)
         native = self._native_layers(model)
-        ours = [i for i in modules if _is_full_attention(native, i)]
+        ours = [i for i in modules if is_full_attention(native, i)]
         check_sliding(plan.method, plan.cluster.capability, len(modules) - len(ours), len(modules))
         self.all_slots = [LayerSlot(backend, i, module) for i, module in modules.items()]
         self.slots = [slot for slot in self.all_slots if slot.model_layer in ours]
@@ -132,7 +133,7 @@ class Attachment:
                 f"supported families: {', '.join(FAMILIES)}"
             )
         self._heads = (config.num_attention_heads, kv_heads)
-        self._inv_freq = _rotary_frequencies(model)
+        self._inv_freq = rotary_frequencies(model)
         self._clusters: dict[int, tuple[Plan, list[KVCluster]]] = {}
         for slot, cluster in zip(self.slots, self.clusters(plan), strict=True):
             slot.cluster = cluster
@@ -262,33 +263,6 @@ def _refusing_chunks(model: PreTrainedModel) -> Callable[..., Any]:
         return stock(*args, **kwargs)
 
     return generate
-
-
-def _attention_modules(model: PreTrainedModel) -> dict[int, nn.Module]:
-    """Attention modules by layer index: the modules that hold a layer index, a scaling and a head size."""
-    found = {}
-    for module in model.modules():
-        if all(hasattr(module, a) for a in ("layer_idx", "scaling", "head_dim")):
-            found[module.layer_idx] = module
-    if not found:
-        raise ValueError(
-            f"{type(model).__name__} has no attention layers that kvfactory knows; "
-            f"supported families: {', '.join(FAMILIES)}"
-        )
-    return dict(sorted(found.items()))
-
-
-def _rotary_frequencies(model: PreTrainedModel) -> torch.Tensor | None:
-    """Rotary frequencies of a model whose frequencies do not depend on the length; None for others."""
-    rotary = next((m for m in model.modules() if hasattr(m, "inv_freq") and hasattr(m, "rope_type")), None)
-    if rotary is None or rotary.rope_type in ("dynamic", "longrope"):
-        return None
-    return rotary.inv_freq
-
-
-def _is_full_attention(native: list[Any], layer: int) -> bool:
-    """Whether transformers would keep this layer in a plain growing cache."""
-    return layer >= len(native) or type(native[layer]) is DynamicLayer
 
 
 def get_attachment(model: nn.Module) -> Attachment | None:

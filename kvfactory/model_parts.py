@@ -1,0 +1,39 @@
+"""What is read off a model of transformers: its attention modules, rotary frequencies and kinds of layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from kvfactory.capability import FAMILIES
+
+
+def attention_modules(model: PreTrainedModel) -> dict[int, nn.Module]:
+    """Attention modules by layer index: the modules that hold a layer index, a scaling and a head size."""
+    found = {}
+    for module in model.modules():
+        if all(hasattr(module, a) for a in ("layer_idx", "scaling", "head_dim")):
+            found[module.layer_idx] = module
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no attention layers that kvfactory knows; "
+            f"supported families: {', '.join(FAMILIES)}"
+        )
+    return dict(sorted(found.items()))
+
+
+def rotary_frequencies(model: PreTrainedModel) -> torch.Tensor | None:
+    """Rotary frequencies of a model whose frequencies do not depend on the length; None for others."""
+    rotary = next((m for m in model.modules() if hasattr(m, "inv_freq") and hasattr(m, "rope_type")), None)
+    if rotary is None or rotary.rope_type in ("dynamic", "longrope"):
+        return None
+    return rotary.inv_freq
+
+
+def is_full_attention(native: list[Any], layer: int) -> bool:
+    """Whether transformers would keep this layer in a plain growing cache."""
+    return layer >= len(native) or type(native[layer]) is DynamicLayer
