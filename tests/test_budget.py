@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from kvfactory import attach
 from kvfactory.budget import DEFAULT_CAPACITY, Budget
 from kvfactory.compress import compress_prompt
 from kvfactory.plan import make_plan
+from kvfactory.tiny_models import tiny_model
 
 
 def test_nothing_given_is_the_default_and_minus_one_counts_as_not_given():
@@ -107,3 +109,17 @@ def test_compressing_by_a_ratio_blames_the_ratio():
 def test_bytes_that_uncompressed_layers_exceed():
     with pytest.raises(ValueError, match="^--budget_bytes 25% is less .* takes 40.6% of FullKV's bytes together with"):
         Budget(bytes_percent=25).resolve(100, lambda tokens: 2 * 100 + 3 * tokens, 500)
+
+
+@pytest.mark.parametrize(
+    "method, options, told",
+    [
+        ("snapkv", {"max_capacity_prompt_ratio": 0.1}, "--max_capacity_prompts_ratio 0.1 keeps 4 of 40 prompt tokens"),
+        ("snapkv", {"budget_bytes": 10}, "--budget_bytes 10% keeps 1 of 40 prompt tokens"),
+        ("l2norm", {"budget_bytes": 25}, "--budget_bytes 25% is less than one token per head, which takes 67.5%"),
+    ],
+)
+def test_an_attached_model_blames_the_flag_that_gave_the_budget(method, options, told):
+    attachment = attach(tiny_model("llama"), method, **options)  # 3 layers, 2 of which L2Norm leaves whole
+    with pytest.raises(ValueError, match=f"^{told}"):
+        attachment.resolve_budget(attachment.plan, 40)

@@ -248,7 +248,7 @@ def test_a_base_model_without_template_and_pad_token_runs(cli, argv, tmp_path, c
 
 def test_a_family_off_the_attention_interface(cli, argv, model, capsys, tmp_path):
     other = shutil.copytree(model, tmp_path / "bloom")
-    config = {"model_type": "bloom", "vocab_size": 258, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    config = {"model_type": "bloom", "vocab_size": 258, "hidden_size": 32, "n_layer": 3, "n_head": 4}
     (other / "config.json").write_text(json.dumps(config))
     error = refused(cli, capsys, typed(argv | {"model_path": other, "max_input_length": 500}))
     assert "supported families" in error or "cannot build this model" in error
