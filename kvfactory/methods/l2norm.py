@@ -56,8 +56,13 @@ class L2Norm(Evictor):
 
     @classmethod
     def check_model(cls, settings: MethodSettings, shape: LayerShape, model: str | None = None) -> None:
-        """Refuses skipped layers that the model does not have, or that leave none to compress."""
+        """Refuses skipped layers that the model does not have, or that leave none to compress.
+
+        The default is not a choice of layers and passes: a model of two layers is then stored whole, as rows show.
+        """
         skipped, layers = settings.skip_layers, shape.num_layers
+        if skipped == cls.Settings().skip_layers:
+            return
         given = f"--skip_layers {','.join(map(str, skipped))}"
         if len(set(skipped) & set(range(layers))) == layers:
             raise ValueError(f"{given} skips all {layers} full-attention layers of the model: nothing is compressed")

@@ -79,6 +79,7 @@ def test_skipped_layers_that_do_not_fit_the_model(skipped, told):
     with pytest.raises(ValueError, match=f"^{told}"):
         L2Norm.check_model(settings, LayerShape(0, 6, 4, 2, 9))
     L2Norm.check_model(settings, LayerShape(0, 7, 4, 2, 9))
+    L2Norm.check_model(L2Norm.Settings(), LayerShape(0, 2, 4, 2, 9))  # the default fits models of any depth
 
 
 def test_a_layer_named_twice_is_skipped_once():
