@@ -13,7 +13,7 @@ from kvfactory.probe.haystack import Haystack, generated_haystack, read_haystack
 
 OWN = "own"
 ESSAY_SEED = 42  # of the order of files and of the generated text: the essay is the same for all seeds of samples
-ESSAY_SENTENCES = 10_000  # of generated text, about 120,000 words
+ESSAY_SENTENCES = 10_000  # of generated text, about 180,000 words
 
 
 @dataclass(frozen=True)
