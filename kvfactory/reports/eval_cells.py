@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvfactory.data.tasks import LENGTH_BUCKETS, LONGBENCH_E
 from kvfactory.metrics import extra_scores, score_example
-from kvfactory.reports.eval_files import read_rows
+from kvfactory.reports.eval_files import Rows, read_rows
 
 SCORE_TOLERANCE = 1e-9  # a stored score that is further off was made by another definition
+Scorer = Callable[[dict[str, Any]], tuple[float, dict[str, float]]]  # row -> score in [0, 1], further metrics
 COSTS = ("bytes_end", "bytes_full", "ratio", "kept_tokens", "seconds")
 
 
@@ -156,7 +157,7 @@ def count_examples(cells: Iterable[Cell]) -> dict[str, int | None]:
 def score_file(
     path: Path, dataset: str, planned: int | None = None, errors_as_zero: bool = False, extra: bool = False
 ) -> Cell:
-    """Score every row of a result file again, from its prediction and answers alone.
+    """Score every row of a LongBench result file again, from its prediction and answers alone.
 
     Args:
         dataset: canonical name; the folder's, whatever the rows say.
@@ -167,11 +168,34 @@ def score_file(
     Raises:
         ValueError: the file cannot be read or scored; the sentence names file and line or `_id`.
     """
-    rows = read_rows(path)
+
+    def scores(row: dict[str, Any]) -> tuple[float, dict[str, float]]:
+        arguments = (dataset, row["pred"], row["answers"], row.get("all_classes"))
+        return score_example(*arguments), extra_scores(*arguments) if extra else {}
+
+    cell = score_rows(read_rows(path), path, dataset, scores, planned, errors_as_zero)
+    if dataset in LONGBENCH_E:
+        cell.buckets = _buckets(cell, f"{path.parent.name}/{path.name}")
+    return cell
+
+
+def score_rows(
+    rows: Rows, path: Path, dataset: str, scores: Scorer, planned: int | None = None, errors_as_zero: bool = False
+) -> Cell:
+    """The cell of a file's rows, in any benchmark.
+
+    Args:
+        path: the file, for messages; notes begin with its folder's name and its own.
+        scores: ValueError for a row that cannot be scored.
+        dataset, planned, errors_as_zero: as in `score_file`.
+
+    Raises:
+        ValueError: a row that cannot be scored; the sentence names file and `_id`.
+    """
     name = f"{path.parent.name}/{path.name}"
     examples, differing, strangers = [], [], 0
     for row in rows.done:
-        example = _score_row(row, dataset, path, extra)
+        example = _score_row(row, path, scores)
         stored = _number(row.get("score"))
         if stored is not None and abs(stored - example.score) > SCORE_TOLERANCE:
             differing.append(example.id)
@@ -193,8 +217,6 @@ def score_file(
         cell.notes.append(f"{name}: {len(rows.failed)} examples failed and {treated}.")
     if errors_as_zero:
         cell.examples += [_failed_example(row) for row in rows.failed]
-    if dataset in LONGBENCH_E:
-        cell.buckets = _buckets(cell, name)
     return cell
 
 
@@ -202,11 +224,9 @@ def _failed_example(row: dict[str, Any]) -> Example:
     return Example(row["_id"], 0.0, _number(row.get("length")), False, None, None, None, None, None)
 
 
-def _score_row(row: dict[str, Any], dataset: str, path: Path, extra: bool) -> Example:
-    arguments = (dataset, row["pred"], row["answers"], row.get("all_classes"))
+def _score_row(row: dict[str, Any], path: Path, scores: Scorer) -> Example:
     try:
-        score = score_example(*arguments)
-        further = extra_scores(*arguments) if extra else {}
+        score, further = scores(row)
     except ValueError as error:
         raise ValueError(f"{path}, _id {row['_id']}: {error}") from error
     kept = row.get("kept_tokens")

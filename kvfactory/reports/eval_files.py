@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvfactory.data.tasks import LONGBENCH_E, TASKS
-from kvfactory.reports.records import effective_lines, read_lines
+from kvfactory.reports.records import Line, effective_lines, read_lines
 
 # The canonical spellings, in the order of the tables. The method registry holds the same names but needs torch to
 # load; tests/test_eval.py compares the two.
@@ -77,18 +78,20 @@ def _dataset_of(folder: Path) -> str | None:
     return folder.name.lower() if folder.name.lower() in _DATASET_ORDER else None
 
 
-def _result_names(folder: Path) -> list[str]:
+def result_names(folder: Path) -> list[str]:
+    """Names of the result files, or run records, in a folder."""
     # The original writes its metrics.json beside the predictions.
     names = sorted(p.name for p in folder.glob("*.json") if p.is_file() and not p.name.startswith("."))
     return [name for name in names if name.lower() != "metrics.json"]
 
 
-def _subfolders(folder: Path) -> list[Path]:
+def subfolders(folder: Path) -> list[Path]:
+    """Visible subfolders, by name."""
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
 def _is_run(folder: Path) -> bool:
-    return any(_dataset_of(sub) and _result_names(sub) for sub in _subfolders(folder))
+    return any(_dataset_of(sub) and result_names(sub) for sub in subfolders(folder))
 
 
 def find_runs(results_dir: str | Path) -> list[RunFolder]:
@@ -105,7 +108,7 @@ def find_runs(results_dir: str | Path) -> list[RunFolder]:
         )
     if _is_run(root):
         return [_read_run(root)]
-    runs = [_read_run(sub) for sub in _subfolders(root) if _is_run(sub)]
+    runs = [_read_run(sub) for sub in subfolders(root) if _is_run(sub)]
     if not runs:
         hint = ""
         if _dataset_of(root.resolve()):
@@ -118,17 +121,33 @@ def find_runs(results_dir: str | Path) -> list[RunFolder]:
 
 
 def _read_run(folder: Path) -> RunFolder:
-    run = RunFolder(folder)
-    for sub in _subfolders(folder):
-        names = _result_names(sub)
+    places, notes = [], []
+    for sub in subfolders(folder):
         dataset = _dataset_of(sub)
-        if dataset is None:
-            if names and sub.name != "meta":
-                run.notes.append(f"{sub.name}/ is ignored: it is not named after a LongBench dataset.")
-            continue
+        if dataset is not None:
+            places.append((dataset, sub))
+        elif sub.name != "meta" and result_names(sub):
+            notes.append(f"{sub.name}/ is ignored: it is not named after a LongBench dataset.")
+    return read_run(folder, places, notes)
+
+
+def read_run(folder: Path, places: Iterable[tuple[str, Path]], notes: Iterable[str] = ()) -> RunFolder:
+    """The run folder with its records and the files that lie in `places`.
+
+    Args:
+        places: (dataset, folder of its result files).
+        notes: what the search for the places found worth telling.
+
+    Raises:
+        ValueError: two files of one dataset stand for the same method, or a run record cannot be read.
+    """
+    run = RunFolder(folder, notes=list(notes))
+    for dataset, sub in places:
+        names = result_names(sub)
+        shown = sub.relative_to(folder)
         shards = [name for name in names if _SHARD.search(name.removesuffix(".json"))]
         if shards:
-            run.notes.append(f"{sub.name}/ holds shard files that must be merged first ({', '.join(shards)}); ignored.")
+            run.notes.append(f"{shown}/ holds shard files that must be merged first ({', '.join(shards)}); ignored.")
         for name in names:
             if name in shards:
                 continue
@@ -139,7 +158,7 @@ def _read_run(folder: Path) -> RunFolder:
                     f"{known[dataset]} and {sub / name} both stand for {label} on {dataset}: rename or remove one."
                 )
             known[dataset] = sub / name
-    for name in _result_names(folder / "meta") if (folder / "meta").is_dir() else []:
+    for name in result_names(folder / "meta") if (folder / "meta").is_dir() else []:
         stem = name.removesuffix(".json")
         if not _SHARD.search(stem):
             run.records[canonical_label(stem)] = _read_record(folder / "meta" / name)
@@ -180,13 +199,16 @@ def planned_examples(record: dict[str, Any] | None, dataset: str) -> int | None:
     return TASKS[dataset].examples if dataset in TASKS else None
 
 
-def read_rows(path: Path) -> Rows:
+def read_rows(path: Path, parse: Callable[[Path], tuple[list[Line], int]] = read_lines) -> Rows:
     """Rows of one result file, one per `_id` (its first result, else its last failure), in file order.
+
+    Args:
+        parse: gives the file's whole lines and how many bytes they take.
 
     Raises:
         ValueError: a line that is broken and not the last, or a row without an answer to score; file and line named.
     """
-    lines, whole = read_lines(path)
+    lines, whole = parse(path)
     name = f"{path.parent.name}/{path.name}"
     notes = []
     if path.stat().st_size > whole:

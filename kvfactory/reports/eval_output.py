@@ -23,10 +23,15 @@ def write_results(table: EvalTable, folder: Path) -> None:
     Raises:
         OSError, ValueError: `folder` cannot be written to.
     """
+    write_reports(folder, to_csv(table), to_markdown(table), to_dict(table))
+
+
+def write_reports(folder: Path, csv_text: str, markdown: str, data: dict[str, Any]) -> None:
+    """`write_results` for ready contents."""
     contents = {
-        "results.csv": to_csv(table).encode("utf-8"),
-        "results.md": (to_markdown(table) + "\n").encode("utf-8"),
-        "results.json": json_bytes(to_dict(table), indent=2) + b"\n",
+        "results.csv": csv_text.encode("utf-8"),
+        "results.md": (markdown + "\n").encode("utf-8"),
+        "results.json": json_bytes(data, indent=2) + b"\n",
     }
     for name, data in contents.items():
         with FileLock(folder / name, wait=True):  # two evaluations at once share the temp name
@@ -39,14 +44,14 @@ def to_markdown(table: EvalTable, width: int | None = None) -> str:
     Args:
         width: break the tables into blocks of columns that fit this many terminal columns; None never breaks.
     """
-    parts = [f"## {table.name}", "\n".join(f"- {line}" for line in table.captions()), *_blocks(*_scores(table), width)]
-    parts += ["Standard errors (percent)", *_blocks(*_errors(table), width)]
-    parts += ["Counts and costs (means per example; bytes at the end of the answer)", *_blocks(*_costs(table), width)]
+    parts = [f"## {table.name}", "\n".join(f"- {line}" for line in table.captions()), *blocks(*_scores(table), width)]
+    parts += ["Standard errors (percent)", *blocks(*_errors(table), width)]
+    parts += ["Counts and costs (means per example; bytes at the end of the answer)", *blocks(*_costs(table), width)]
     if table.uniform:
-        parts += ["LongBench-E by length", *_blocks(*_bucket_rows(table), width)]
+        parts += ["LongBench-E by length", *blocks(*_bucket_rows(table), width)]
     further = _extra_rows(table)
     if further[1]:
-        parts += ["Further metrics (not LongBench's)", *_blocks(*further, width)]
+        parts += ["Further metrics (not LongBench's)", *blocks(*further, width)]
     parts.append("\n".join(f"- note: {note}" for note in table.notes))
     return "\n\n".join(part for part in parts if part)
 
@@ -59,7 +64,8 @@ def _names(table: EvalTable, row: MethodRow) -> list[str]:
     return [row.run, row.shown] if table.several_runs else [row.shown]
 
 
-def _score_text(cell: Cell | None) -> str:
+def score_text(cell: Cell | None) -> str:
+    """A table's cell: the score, with `(n<N)` where examples are missing; "" without a file."""
     if cell is None:
         return ""
     return " ".join(part for part in (format_number(cell.score), cell.mark and f"({cell.mark})") if part)
@@ -75,7 +81,7 @@ def _scores(table: EvalTable) -> tuple[list[str], list[list[str]], int]:
         means = [(row.mean_over(members), members) for members in categories.values()]
         means += [(average.of(row), average.datasets) for average in averages]
         texts = [format_number(v) + ("*" if v is not None and row.marked(members) else "") for v, members in means]
-        rows.append([*_names(table, row), *(_score_text(row.cells.get(d)) for d in table.datasets), *texts])
+        rows.append([*_names(table, row), *(score_text(row.cells.get(d)) for d in table.datasets), *texts])
     headers = [*_head(table), *table.datasets, *categories, *(average.name for average in averages)]
     return headers, rows, len(_head(table))
 
@@ -105,7 +111,7 @@ def _bucket_rows(table: EvalTable) -> tuple[list[str], list[list[Any]], int]:
         for dataset in (d for d in table.uniform if d in row.cells):
             cell = row.cells[dataset]
             values = [*(cell.buckets[b] for b in _BUCKETS), cell.bucket_mean]
-            texts = [*map(format_number, values), _score_text(cell), format_number(cell.stderr)]
+            texts = [*map(format_number, values), score_text(cell), format_number(cell.stderr)]
             rows.append([*_names(table, row), dataset, *texts, cell.n])
     headers = [*_head(table), "dataset", *_BUCKETS, "mean of buckets", "plain mean", "stderr", "n"]
     return headers, rows, len(_head(table)) + 1
@@ -120,7 +126,7 @@ def _extra_rows(table: EvalTable) -> tuple[list[str], list[list[Any]], int]:
     return [*_head(table), "dataset", "metric", "value"], rows, len(_head(table)) + 2
 
 
-def _blocks(headers: list[str], rows: list[list[Any]], fixed: int, width: int | None) -> list[str]:
+def blocks(headers: list[str], rows: list[list[Any]], fixed: int, width: int | None) -> list[str]:
     """The table as one text, or as several that fit `width`, each with the first `fixed` columns."""
     whole = format_table(headers, rows)
     if width is None or len(whole.split("\n", 1)[0]) <= width:

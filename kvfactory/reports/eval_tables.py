@@ -5,8 +5,8 @@ An average is over a named, fixed set of datasets and stays empty for a row that
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from kvfactory.data.tasks import CATEGORIES, CHINESE_DATASETS, DEFAULT_DATASETS, LONGBENCH_E, TASKS
 from kvfactory.reports.eval_cells import Cell, Example, score_file
@@ -14,6 +14,7 @@ from kvfactory.reports.eval_files import RunFolder, dataset_order, planned_examp
 
 # Stored at kv heads in either granularity, since every query head of a group would hold the same tokens.
 _SAME_FOR_ALL_HEADS = ("FullKV", "StreamingLLM", "L2Norm")
+T = TypeVar("T")  # a dataclass with name, rows and notes
 _CAPTION_KEYS = {
     "preset": ("preset",),
     "protocol": ("protocol",),
@@ -141,31 +142,44 @@ class EvalTable:
 
     def captions(self) -> list[str]:
         """What a reader must know before comparing numbers, one line each."""
-        lines = []
-        for fact in _CAPTION_KEYS:
-            known = _by_value(self.rows, {id(row): row.facts[fact] for row in self.rows})
-            if known:
-                lines.append(f"{fact}: {known}")
-        stored = _by_value(self.rows, {id(row): row.granularity or None for row in self.rows})
-        if stored:
-            lines.append(f"cache stored per: {stored}")
+        lines = fact_captions(self.rows)
         if any(row.facts["prompts"] == "kvfactory" for row in self.rows):
             lines.append("Prompts are kvfactory's own wording: scores are not comparable with published ones.")
-        without = [row.label for row in self.rows if not any(row.facts.values())]
-        if without:
-            lines.append(f"No run record says how these were made: {', '.join(dict.fromkeys(without))}.")
+        lines += origin_captions(self.rows)
         small = {d: n for row in self.rows for d, c in row.cells.items() if (n := c.planned) and n < _full_size(d)}
         if small:
             parts = ", ".join(
                 f"{d} {n} of {_full_size(d)}" for d, n in sorted(small.items(), key=lambda i: dataset_order(i[0]))
             )
             lines.append(f"Subsets of the datasets: {parts}.")
-        if any(row.marked(tuple(row.cells)) for row in self.rows):
-            lines.append("n<N: only n of N examples are scored; * marks a mean over such cells.")
+        lines += mark_captions(self.rows)
         for average in self.averages():
             if average.key != average.name and len(average.datasets) > 1:
                 lines.append(f"{average.name}: {', '.join(average.datasets)}.")
         return lines
+
+
+def fact_captions(rows: list[MethodRow]) -> list[str]:
+    """Under which settings the rows were made, one line each."""
+    lines = []
+    for fact in rows[0].facts:
+        known = _by_value(rows, {id(row): row.facts[fact] for row in rows})
+        if known:
+            lines.append(f"{fact}: {known}")
+    stored = _by_value(rows, {id(row): row.granularity or None for row in rows})
+    return lines + ([f"cache stored per: {stored}"] if stored else [])
+
+
+def origin_captions(rows: list[MethodRow]) -> list[str]:
+    """Which rows have no run record, or an empty list."""
+    without = [row.label for row in rows if not any(row.facts.values())]
+    return [f"No run record says how these were made: {', '.join(dict.fromkeys(without))}."] if without else []
+
+
+def mark_captions(rows: list[MethodRow]) -> list[str]:
+    """What the marks of unfinished cells mean, or an empty list."""
+    marked = any(row.marked(tuple(row.cells)) for row in rows)
+    return ["n<N: only n of N examples are scored; * marks a mean over such cells."] if marked else []
 
 
 def _full_size(dataset: str) -> int:
@@ -183,7 +197,8 @@ def _by_value(rows: list[MethodRow], values: dict[int, str | None]) -> str:
     return "; ".join(f"{value} ({', '.join(dict.fromkeys(labels))})" for value, labels in groups.items())
 
 
-def _granularity(label: str, record: dict[str, Any] | None, cells: dict[str, Cell]) -> str:
+def stored_granularity(label: str, record: dict[str, Any] | None, cells: dict[str, Cell]) -> str:
+    """MethodRow's `granularity`, from the record, else from the file's name and rows."""
     recorded = record_value(record, "kv_cache_granularity", "granularity")
     if recorded:
         return recorded
@@ -211,14 +226,19 @@ def score_run(run: RunFolder, errors_as_zero: bool = False, extra: bool = False)
                 files[dataset], dataset, planned_examples(record, dataset), errors_as_zero, extra
             )
             notes += cells[dataset].notes
-        recorded = (record or {}).get("notes")
-        notes += [f"{label}: {note}" for note in recorded] if isinstance(recorded, list) else []
+        notes += recorded_notes(label, record)
         facts = {fact: record_value(record, *keys) for fact, keys in _CAPTION_KEYS.items()}
-        rows.append(MethodRow(run.name, label, cells, _granularity(label, record, cells), facts))
+        rows.append(MethodRow(run.name, label, cells, stored_granularity(label, record, cells), facts))
     return EvalTable(run.name, rows, notes)
 
 
-def join_tables(name: str, tables: list[EvalTable]) -> EvalTable:
+def recorded_notes(label: str, record: dict[str, Any] | None) -> list[str]:
+    """The run record's sentences for the reader, each with the label in front."""
+    notes = (record or {}).get("notes")
+    return [f"{label}: {note}" for note in notes] if isinstance(notes, list) else []
+
+
+def join_tables(name: str, tables: list[T]) -> T:
     """All rows of several run folders in one table; notes get the folder's name in front."""
     notes = [f"{table.name}: {note}" for table in tables for note in table.notes]
-    return EvalTable(name, [row for table in tables for row in table.rows], notes)
+    return replace(tables[0], name=name, rows=[row for table in tables for row in table.rows], notes=notes)
