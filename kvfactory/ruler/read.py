@@ -19,10 +19,15 @@ GENERATE_COMMAND = "python -m kvfactory.ruler"
 _LAYOUTS = {True: "with answer_prefix", False: "without answer_prefix"}
 
 
-def length_folders(data_dir: str | Path) -> dict[int, Path]:
+def is_length(name: str) -> bool:
+    """Whether a folder's name is a length in tokens; no leading zero, so that no two folders are of one length."""
+    return re.fullmatch("[1-9][0-9]*", name) is not None
+
+
+def length_folders(folder: str | Path) -> dict[int, Path]:
     """The subfolders that are named after a length in tokens, shortest first."""
-    folders = [p for p in Path(data_dir).iterdir() if p.is_dir() and re.fullmatch("[0-9]+", p.name)]
-    return {int(p.name): p for p in sorted(folders, key=lambda p: (int(p.name), p.name))}
+    found = {int(p.name): p for p in Path(folder).iterdir() if is_length(p.name) and p.is_dir()}
+    return dict(sorted(found.items()))
 
 
 def locate_ruler(
