@@ -1,4 +1,4 @@
-"""Needle in a haystack, eight variants: facts about keys are hidden in a text and the values of some keys are asked for.
+"""Needle in a haystack, eight variants: facts about keys are hidden in a text, the values of some keys are asked for.
 
 Parameters and the form of the fact: NVIDIA/RULER @c3f5e3b4, scripts/synthetic.yaml and scripts/data/synthetic/niah.py.
 Two things differ from there. Needles stand at the grid of depths in every kind of haystack (upstream at any line of
@@ -113,14 +113,15 @@ class NiahMaker:
         depths = draw.sample(DEPTHS, len(values))  # in random order, so that needles are mixed too
         queried = draw.sample(range(variant.key_count), variant.query_count)
 
-        type_ = variant.values  # "numbers" or "uuids": the fact has the plural whatever is asked for
+        # "numbers" or "uuids": a fact has the plural even where a single one is asked for
         facts = [
-            _NEEDLE.format(type=type_, key=keys[i // variant.value_count], value=value) for i, value in enumerate(values)
+            _NEEDLE.format(type=variant.values, key=key_, value=value)
+            for key_, value in zip([k for k in keys for _ in range(variant.value_count)], values, strict=True)
         ]
         context = self._hide(facts, depths, self._haystack(key, units, taken))
         asked = [i * variant.value_count + j for i in queried for j in range(variant.value_count)]
         question, prefix = _ONE if len(asked) == 1 else _SEVERAL
-        words = {"type": type_.removesuffix("s"), "query": _listed([keys[i] for i in queried])}
+        words = {"type": variant.values.removesuffix("s"), "query": _listed([keys[i] for i in queried])}
         return Sample(
             input=question.format(context=context, **words),
             answer_prefix=prefix.format(**words),

@@ -15,7 +15,8 @@ class Sample:
         answer_prefix: begins the model's answer and follows the assistant header. Starts with a blank, or is "" for a
             task without one.
         outputs: the references.
-        depths: where the needles stand in the haystack, in percent from 0 (start) to 100 (end); empty without needles.
+        depths: where what answers the question stands in the haystack, in percent from 0 (start) to 100 (end): for niah
+            the sentence of each output, for qa the gold documents, else empty.
     """
 
     input: str

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from kvfactory.probe.haystack import Haystack, generated_haystack, read_haystack
 
-OWN = "own"
 ESSAY_SEED = 42  # of the order of files and of the generated text: the essay is the same for all seeds of samples
 ESSAY_SENTENCES = 10_000  # of generated text, about 180,000 words
 
@@ -29,25 +26,6 @@ class Sources:
     essays: Path | None = None
     squad: Path | None = None
     hotpot: Path | None = None
-
-    def facts(self) -> dict[str, dict[str, Any]]:
-        """Name and content hash of each source for the record; no path of this machine.
-
-        Raises:
-            ValueError: a source is not there or cannot be read.
-        """
-        essays = essay_text(self)
-        found = {"essays": {"source": OWN if self.essays is None else essays.source, "sha256": essays.sha256}}
-        for name, path in (("squad", self.squad), ("hotpot", self.hotpot)):
-            found[name] = {"source": OWN} if path is None else {"source": path.name, "sha256": _sha256(name, path)}
-        return found
-
-
-def _sha256(name: str, path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ValueError(f"--{name} {path} cannot be read: {error.strerror}") from error
 
 
 def essay_text(sources: Sources) -> Haystack:

@@ -1,0 +1,157 @@
+"""Samples of any task and length, and the files they are kept in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kvfactory.data.tasks import Task
+from kvfactory.paths import scratch_dir
+from kvfactory.reports.files import json_bytes
+from kvfactory.ruler import cwe, fwe, niah, qa, vt
+from kvfactory.ruler.fit import Count, TooLong, fit
+from kvfactory.ruler.sample import TaskMaker
+from kvfactory.ruler.tasks import get_ruler_task
+from kvfactory.ruler.texts import Sources, essay_text
+
+# kind of task -> maker of (task, length in tokens, sources)
+_MAKERS: dict[str, Callable[[str, int, Sources], TaskMaker]] = {
+    "niah": lambda task, length, sources: niah.maker(task, sources),
+    "vt": lambda task, length, sources: vt.maker(),
+    "cwe": lambda task, length, sources: cwe.maker(length),
+    "fwe": lambda task, length, sources: fwe.maker(length),
+    "qa": lambda task, length, sources: _qa_maker(task, sources),
+}
+_QA_SOURCES = {"qa_1": "squad", "qa_2": "hotpot"}  # names of flags and of fields of Sources
+
+
+def _qa_maker(task: str, sources: Sources) -> TaskMaker:
+    flag = _QA_SOURCES[task]
+    try:
+        return qa.maker(task, getattr(sources, flag))
+    except ValueError as error:
+        raise ValueError(f"--{flag}: {error}") from error
+
+
+def source_facts(sources: Sources) -> dict[str, dict[str, str]]:
+    """Name ("own" where no path is given) and content hash of each source for the record; no path of this machine.
+
+    Raises:
+        ValueError: a source is not there or cannot be read.
+    """
+    facts = {"essays": {"source": _source_name(sources.essays), "sha256": essay_text(sources).sha256}}
+    for flag in _QA_SOURCES.values():
+        path = getattr(sources, flag)
+        try:
+            facts[flag] = {"source": _source_name(path), "sha256": qa.source_sha256(path)}
+        except ValueError as error:
+            raise ValueError(f"--{flag}: {error}") from error
+    return facts
+
+
+def _source_name(path: Path | None) -> str:
+    return "own" if path is None else path.name
+
+
+def maker_for(task_name: str, length: int, sources: Sources) -> TaskMaker:
+    """The maker of a task's samples for prompts and answers of `length` tokens together.
+
+    Raises:
+        ValueError: an unknown task, a source that cannot be read, or a length that the task cannot have.
+    """
+    task = get_ruler_task(task_name)
+    return _MAKERS[task.category](task.name, length, sources)
+
+
+def generate_task(
+    task_name: str,
+    length: int,
+    samples: int,
+    seed: int,
+    count: Count,
+    sources: Sources,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Records of a task, each as long as it can be without exceeding `length`.
+
+    Record i depends on everything but `samples`, and on no other record: fewer samples are a prefix of more, and
+    the same arguments give the same records on every machine.
+
+    Args:
+        length: tokens of the prompt and of the longest answer (`max_new_tokens` of the task) together.
+        count: tokens of a prompt from (input, answer prefix), with whatever the chat template adds.
+        progress: called with the number of records made, after each.
+
+    Yields:
+        `index`, `input`, `answer_prefix`, `outputs`, `length` (prompt as counted plus new tokens) and `depths`
+        (those of the `Sample`).
+
+    Raises:
+        ValueError: an unknown task, fewer than one sample, a source that cannot be read, or a length too short for the
+            task, before the first record.
+    """
+    task = get_ruler_task(task_name)
+    if samples < 1:
+        raise ValueError(f"--num_samples {samples} must be at least 1")
+    maker = maker_for(task.name, length, sources)
+    target = length - task.max_new_tokens
+    first = None
+    for index in range(samples):
+        try:
+            # The guess is always the first record's, so that no record depends on which others are made.
+            fitted = fit(maker, _key(task, length, seed, index), count, target, first)
+        except TooLong as error:
+            raise ValueError(_too_short(task, length, error.tokens)) from error
+        first = first or fitted
+        yield {
+            "index": index,
+            "input": fitted.sample.input,
+            "answer_prefix": fitted.sample.answer_prefix,
+            "outputs": fitted.sample.outputs,
+            "length": fitted.tokens + task.max_new_tokens,
+            "depths": list(fitted.sample.depths),
+        }
+        if progress is not None:
+            progress(index + 1)
+
+
+def check_length(task_name: str, length: int, seed: int, count: Count, sources: Sources) -> None:
+    """Refuses a length that the first record could not have, with a single count.
+
+    Raises:
+        ValueError: as `generate_task`.
+    """
+    task = get_ruler_task(task_name)
+    maker = maker_for(task.name, length, sources)
+    sample = maker.make(_key(task, length, seed, 0), maker.smallest)
+    tokens = count(sample.input, sample.answer_prefix)
+    if tokens + task.max_new_tokens > length:
+        raise ValueError(_too_short(task, length, tokens))
+
+
+def _key(task: Task, length: int, seed: int, index: int) -> str:
+    return f"{seed}/{task.name}/{length}/{index}"
+
+
+def _too_short(task: Task, length: int, tokens: int) -> str:
+    return (
+        f"--lengths {length} is too short for {task.name}: its smallest prompt has {tokens} tokens with this tokenizer "
+        f"and its answer up to {task.max_new_tokens}, so it needs {tokens + task.max_new_tokens}"
+    )
+
+
+def write_task(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Writes records as JSON Lines; the file appears whole, when the last record is made, or not at all.
+
+    Raises:
+        OSError: `path` cannot be written.
+    """
+    with scratch_dir(path.parent) as scratch:
+        with (scratch / path.name).open("wb") as file:
+            for record in records:
+                file.write(json_bytes(record) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch / path.name, path)
