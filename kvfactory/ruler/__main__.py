@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from kvfactory.assets import resolve_model
 from kvfactory.ruler.fit import Count
-from kvfactory.ruler.generate import check_length, generate_task, source_facts, write_task
+from kvfactory.ruler.generate import check_length, generate_task, source_facts, source_of, write_task
 from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_task
 from kvfactory.ruler.texts import Sources
 from kvfactory.ruler.vt import PREFIX_SPELLING
@@ -97,18 +97,18 @@ def run(options: argparse.Namespace) -> None:
     if options.num_samples < 1:
         raise ValueError(f"--num_samples {options.num_samples} must be at least 1")
     sources = Sources(options.essays_dir, options.squad, options.hotpot)
+    _check_sources_read(tasks, sources)
     tokenizer = load_tokenizer(options.model_path)
-    made_from = {
+    common = {
         "version": __version__,
         "seed": options.seed,
         "num_samples": options.num_samples,
         "vocabulary_sha256": vocabulary_sha256(tokenizer),
-        "sources": source_facts(sources),
         "prompts": "own",
-        "vt_spelling": PREFIX_SPELLING,
     }
+    made_from = {task: {**common, **_task_facts(task, sources)} for task in tasks}
     wanted = [(length, task, options.output / str(length) / f"{task}.jsonl") for length in lengths for task in tasks]
-    missing = [item for item in wanted if options.overwrite or not _is_made(item[2], made_from)]
+    missing = [item for item in wanted if options.overwrite or not _is_made(item[2], made_from[item[1]])]
     count = prompt_counter(tokenizer)
     for length, task, _ in missing:
         check_length(task, length, options.seed, count, sources)
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> None:
         for length, task, path in missing:
             bar.set_postfix_str(f"{task} {length}", refresh=False)
             path.unlink(missing_ok=True)  # the record comes first, so a file that is there is what its record says
-            write_task(_meta(path), [made_from])
+            write_task(_meta(path), [made_from[task]])
             write_task(
                 path,
                 generate_task(
@@ -128,12 +128,25 @@ def run(options: argparse.Namespace) -> None:
     print(f"{len(missing)} files made, {len(wanted) - len(missing)} were there: {options.output}")
 
 
+def _task_facts(task: str, sources: Sources) -> dict[str, Any]:
+    facts: dict[str, Any] = {"sources": source_facts(task, sources)}
+    return {**facts, "vt_spelling": PREFIX_SPELLING} if task == "vt" else facts
+
+
+def _check_sources_read(tasks: list[str], sources: Sources) -> None:
+    read = {source_of(task) for task in tasks}
+    for name, flag in (("essays", "essays_dir"), ("squad", "squad"), ("hotpot", "hotpot")):
+        if getattr(sources, name) is not None and name not in read:
+            readers = ", ".join(task for task in RULER_TASKS if source_of(task) == name)
+            raise ValueError(f"--{flag} is not read by any of the --tasks: leave it out, or add one of {readers}")
+
+
 def _meta(path: Path) -> Path:
     return path.with_name(f"{path.stem}.meta.json")
 
 
 def _is_made(path: Path, made_from: dict[str, Any]) -> bool:
-    """Whether the file is there and was made from the same; ValueError when it is there and was not."""
+    """Whether the file is there and was made from the same; ValueError when it is there and differs."""
     if not path.exists():
         return False
     try:
@@ -145,7 +158,7 @@ def _is_made(path: Path, made_from: dict[str, Any]) -> bool:
     known = found if isinstance(found, dict) else {}
     differs = ", ".join(name for name in made_from if known.get(name) != made_from[name])
     raise ValueError(
-        f"{path} is there and was made from something else, or by something else ({differs}): use --overwrite or another --output"
+        f"{path} is there and was made from something else ({differs}): use --overwrite or another --output"
     )
 
 

@@ -24,35 +24,43 @@ _MAKERS: dict[str, Callable[[str, int, Sources], TaskMaker]] = {
     "fwe": lambda task, length, sources: fwe.maker(length),
     "qa": lambda task, length, sources: _qa_maker(task, sources),
 }
-_QA_SOURCES = {"qa_1": "squad", "qa_2": "hotpot"}  # names of flags and of fields of Sources
+_QA_SOURCES = {"qa_1": "squad", "qa_2": "hotpot"}
 
 
 def _qa_maker(task: str, sources: Sources) -> TaskMaker:
-    flag = _QA_SOURCES[task]
+    name = _QA_SOURCES[task]
     try:
-        return qa.maker(task, getattr(sources, flag))
+        return qa.maker(task, getattr(sources, name))
     except ValueError as error:
-        raise ValueError(f"--{flag}: {error}") from error
+        raise ValueError(f"--{name} {error}") from error
 
 
-def source_facts(sources: Sources) -> dict[str, dict[str, str]]:
-    """Name ("own" where no path is given) and content hash of each source for the record; no path of this machine.
+def source_of(task_name: str) -> str | None:
+    """The field of `Sources` that a task's texts come from; None for a task that is made by rule alone."""
+    task = get_ruler_task(task_name).name
+    if task in niah.VARIANTS:
+        return "essays" if niah.VARIANTS[task].haystack == "essay" else None
+    return _QA_SOURCES.get(task)
+
+
+def source_facts(task_name: str, sources: Sources) -> dict[str, str]:
+    """For the record: name ("own" where no path is given, never a folder above) and content hash of a task's source.
 
     Raises:
-        ValueError: a source is not there or cannot be read.
+        ValueError: the source is not there or cannot be read.
     """
-    facts = {"essays": {"source": _source_name(sources.essays), "sha256": essay_text(sources).sha256}}
-    for flag in _QA_SOURCES.values():
-        path = getattr(sources, flag)
+    name = source_of(task_name)
+    if name is None:
+        return {}
+    path = getattr(sources, name)
+    if name == "essays":
+        sha256 = essay_text(sources).sha256
+    else:
         try:
-            facts[flag] = {"source": _source_name(path), "sha256": qa.source_sha256(path)}
+            sha256 = qa.source_sha256(path)
         except ValueError as error:
-            raise ValueError(f"--{flag}: {error}") from error
-    return facts
-
-
-def _source_name(path: Path | None) -> str:
-    return "own" if path is None else path.name
+            raise ValueError(f"--{name} {error}") from error
+    return {"name": "own" if path is None else path.name, "sha256": sha256}
 
 
 def maker_for(task_name: str, length: int, sources: Sources) -> TaskMaker:

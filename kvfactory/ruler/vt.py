@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import string
+from collections.abc import Callable
 
 from kvfactory.ruler.niah import NOISE
 from kvfactory.ruler.sample import Sample
@@ -29,23 +30,20 @@ class VtMaker:
 
     def make(self, key: str, units: int) -> Sample:
         draw = random.Random(key)
-        example, example_prefix, example_names = _problem(draw, EXAMPLE_LINES, taken=())
-        question, prefix, names = _problem(draw, units, taken=example_names)
+        taken: set[str] = set()  # so that no name or value of the example comes back in the problem
+        example, example_prefix, example_names = _problem(draw, EXAMPLE_LINES, taken)
+        question, prefix, names = _problem(draw, units, taken)
         solved = f"{example}{example_prefix} {' '.join(example_names)}"
         return Sample(f"{solved}\n\n{question}", prefix, names)
 
 
-def _problem(draw: random.Random, lines: int, taken: tuple[str, ...] | list[str]) -> tuple[str, str, list[str]]:
+def _problem(draw: random.Random, lines: int, taken: set[str]) -> tuple[str, str, list[str]]:
     """(question with its text, answer prefix, names in the order of the chain).
 
     Names and value do not depend on `lines`, and neither do the places of the chain relative to the length.
     """
-    names: list[str] = []
-    while len(names) <= HOPS:
-        name = "".join(draw.choices(string.ascii_uppercase, k=5))
-        if name not in names and name not in taken:
-            names.append(name)
-    value = str(draw.randint(10_000, 99_999))
+    names = [_new(lambda: "".join(draw.choices(string.ascii_uppercase, k=5)), taken) for _ in range(HOPS + 1)]
+    value = _new(lambda: str(draw.randint(10_000, 99_999)), taken)
     chain = [f"VAR {names[0]} = {value}"]
     chain += [f"VAR {new} = VAR {old}" for old, new in zip(names, names[1:], strict=False)]
     text = [NOISE] * lines
@@ -54,6 +52,14 @@ def _problem(draw: random.Random, lines: int, taken: tuple[str, ...] | list[str]
         text.insert(place, statement)
     words = {"value": value, "count": len(names)}
     return _QUESTION.format(context="\n".join(text), **words), _PREFIX.format(**words), names
+
+
+def _new(drawn: Callable[[], str], taken: set[str]) -> str:
+    """The first draw that is not in `taken`, which it joins."""
+    while (text := drawn()) in taken:
+        pass
+    taken.add(text)
+    return text
 
 
 def maker() -> VtMaker:
