@@ -67,6 +67,17 @@ def test_more_units_only_add_words():
     assert before.total() > 3500
 
 
+def test_words_are_mixed():
+    early = late = 0
+    for i in range(20):
+        words = fwe.maker(4096).make(str(i), 500).input.split("\n")[1].split()
+        half = len(words) // 2
+        early += words[:half].count("...")
+        late += words[half:].count("...")
+    # 20 x 303 dots in 20 x about 475 words: the standard deviation of `early` is below 39, five of them
+    assert early + late == 20 * fwe.count(500, 1) and abs(early - late) < 2 * 195
+
+
 def test_code_words_do_not_repeat_between_samples():
     outputs = [fwe.maker(4096).make(str(i), 60).outputs for i in range(100)]
     hits = [word in " ".join(outputs[i - 1]) for i in range(100) for word in outputs[i]]
