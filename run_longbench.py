@@ -19,43 +19,12 @@ from collections.abc import Sequence
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def list_methods(verify: bool) -> int:
-    """`--list_methods [--verify]`: the capability table; 1 when a claim is wrong."""
-    from kvfactory import listing
-
-    print(listing.capability_table())
-    return listing.verify() if verify else 0
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of one call."""
-    from kvfactory import cli
-    from kvfactory.preparation import prepare
-    from kvfactory.reports.stop import STOPPED, StopSignal
-    from kvfactory.runner import execute, merge
-    from kvfactory.summary import summary
+    from kvfactory.main import run
+    from kvfactory.suites.longbench import LongBenchSettings
 
-    settings, given = cli.parse(sys.argv[1:] if argv is None else argv)
-    try:
-        if settings.list_methods:
-            return list_methods(settings.verify)
-        job = prepare(settings, given)
-        if settings.merge_shards:
-            code = merge(job)
-        else:
-            with StopSignal() as stop:
-                code = execute(job, stop)
-        if code != STOPPED:
-            print(summary(job))
-    except ValueError as error:
-        print(f"run_longbench.py: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return STOPPED
-    except OSError as error:
-        print(f"run_longbench.py: {error}", file=sys.stderr)
-        return 1
-    return code
+    return run(LongBenchSettings, sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 from kvfactory.methods import METHODS
 from kvfactory.run_settings import GROUPS, KINDS, RunSettings
 from kvfactory.settings import field_type, format_value
+from kvfactory.suites.longbench import LongBenchSettings
 
 METHOD_PREFIX = "method_setting_"
 METHOD_GROUP = "Settings of methods (default: the preset's value)"
-DESCRIPTION = "Run LongBench with KV-cache reduction methods and measure what they store."
+DESCRIPTION = "Run {} with KV-cache reduction methods and measure what they store."
 
 
 class OneSentenceParser(argparse.ArgumentParser):
@@ -26,15 +27,15 @@ class OneSentenceParser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def build_parser(settings: type = RunSettings, prog: str = "run_longbench.py") -> argparse.ArgumentParser:
-    """The parser of a runner whose shared flags are the fields of `settings`.
+def build_parser(settings: type[RunSettings] = LongBenchSettings) -> argparse.ArgumentParser:
+    """The parser of a runner whose flags, besides those of methods, are the fields of `settings`.
 
     Flags that were not given are absent from the namespace. Actions of method settings have a `dest` that begins with
     `METHOD_PREFIX`.
     """
     parser = OneSentenceParser(
-        prog=prog,
-        description=DESCRIPTION,
+        prog=settings.program,
+        description=DESCRIPTION.format(settings.benchmark),
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=argparse.HelpFormatter,
@@ -43,7 +44,9 @@ def build_parser(settings: type = RunSettings, prog: str = "run_longbench.py") -
     for declared in fields(settings):
         _add_flag(groups[declared.metadata["group"]], declared)
     group = parser.add_argument_group(METHOD_GROUP)
+    shared = {f.name for f in fields(settings)}
     for name, readers in method_settings().items():
+        assert name not in shared, f"the method setting {name} has the name of a shared flag"
         _add_method_flag(group, name, readers)
     return parser
 
@@ -55,8 +58,6 @@ def method_settings() -> dict[str, dict[str, Field]]:
         for declared in fields(METHODS.get(method).Settings):
             if declared.metadata.get("cli", True):
                 found.setdefault(declared.name, {})[method] = declared
-    shared = {f.name for f in fields(RunSettings)}
-    assert not shared & set(found), f"a method setting has the name of a shared flag: {shared & set(found)}"
     return found
 
 
@@ -123,14 +124,12 @@ def _defaults(declared: Field) -> str:
     return factory if factory == paper else f"{factory}, paper {paper}"
 
 
-def parse(
-    argv: Sequence[str], settings: type = RunSettings, prog: str = "run_longbench.py"
-) -> tuple[Any, dict[str, str | None]]:
+def parse(argv: Sequence[str], settings: type[RunSettings] = LongBenchSettings) -> tuple[Any, dict[str, str | None]]:
     """(shared settings as typed, method settings that were given, as text; "-" means no value).
 
     Exits with code 2 and one sentence on standard error for flags or values that do not exist.
     """
-    parser = build_parser(settings, prog)
+    parser = build_parser(settings)
     namespace, unknown = parser.parse_known_args(list(argv))
     if unknown:
         parser.error(_unknown_argument(parser, unknown))

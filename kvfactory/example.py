@@ -12,11 +12,8 @@ from transformers import PreTrainedModel
 from kvfactory.cache.kv_cache import KVCache
 from kvfactory.data.encode import EncodedPrompt
 from kvfactory.decoder import Request, RowOutput
-from kvfactory.metrics import score_example
 from kvfactory.plan import Plan
 from kvfactory.preparation import DatasetPart, Job, skipped_template
-
-RECORD_FIELDS = ("answers", "length", "dataset", "language", "all_classes", "_id")
 
 
 class NotCompressed(ValueError):
@@ -44,20 +41,19 @@ class Example:
         Raises:
             ValueError: the prompt does not fit the model's window.
         """
-        text = job.prompts.render(part.name, record)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            prompt = job.encoder.encode(part.task, text, part.max_new_tokens, record["input"])
+            text, prompt = job.suite.encode(job.encoder, part.dataset, record)
         return cls(record, text, prompt, tuple(str(warning.message) for warning in caught))
 
     def request(self, job: Job, part: DatasetPart, plans: list[Plan]) -> Request:
         """What to generate, once per plan."""
-        encoder = job.encoder
+        encoder, task = job.encoder, part.dataset.task
         return Request(
             ids=self.prompt.input_ids,
-            max_new=part.max_new_tokens + encoder.thinking_budget(part.task),
-            min_new=encoder.min_new_tokens(part.task),
-            stops=encoder.stop_ids(part.task),
+            max_new=part.dataset.max_new_tokens + encoder.thinking_budget(task),
+            min_new=encoder.min_new_tokens(task),
+            stops=encoder.stop_ids(task),
             plans=plans,
             example_id=f"{part.name}/{self.record['_id']}",
             tag=self,
@@ -77,18 +73,14 @@ def example_row(job: Job, part: DatasetPart, example: Example, out: RowOutput, p
     record = example.record
     name = f"{part.name}/{record['_id']}"
     check_compression(out.cache, name)
-    pred, think_tokens = job.encoder.decode(out.tokens, part.task)
-    try:
-        score = score_example(part.name, pred, record["answers"], record["all_classes"])
-    except ValueError as error:
-        raise ValueError(f"{name} cannot be scored: {error}") from error
-    row = {"input": record["input"], "pred": pred} | {field: record[field] for field in RECORD_FIELDS}
-    row = {field: row[field] for field in ("input", "answers", "pred", *RECORD_FIELDS[1:])}
+    pred, think_tokens = job.encoder.decode(out.tokens, part.dataset.task)
+    row = job.suite.fields(part.dataset, record, pred)
     if job.settings.save_prompts:
         row["prompt"] = example.text
-    if job.settings.save_context:
-        row["context"] = record["context"]
-    row["score"] = score
+    try:
+        row |= job.suite.scores(part.dataset, record, pred)
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be scored: {error}") from error
     row |= prompt_fields(example.prompt) | output_fields(out, think_tokens) | {"peak_mem_bytes": peak}
     return row | cache_fields(out)
 

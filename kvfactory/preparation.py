@@ -5,7 +5,6 @@ Nothing is written; the only trace a refusal may leave is a model or a data set 
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,19 +14,17 @@ from typing import Any
 
 from kvfactory.cli import settings_of, unread_settings
 from kvfactory.data.encode import EncodedPrompt, PromptEncoder
-from kvfactory.data.longbench import choose_examples, locate_data, read_dataset, shard
-from kvfactory.data.prompts import PromptSet, load_prompts
-from kvfactory.data.tasks import Task, get_task
+from kvfactory.data.longbench import shard
 from kvfactory.data.templates import parse_thinking
 from kvfactory.loading import Checkpoint, Computation, check_attachable, open_checkpoint, resolve_computation
 from kvfactory.methods import METHODS
 from kvfactory.methods.snapkv import WindowSettings
-from kvfactory.metrics import score_example
 from kvfactory.plan import Plan, make_plan
 from kvfactory.reports.files import check_writable
 from kvfactory.reports.run_paths import RunPaths
 from kvfactory.run_identity import label_of, record_settings
 from kvfactory.run_settings import RunSettings
+from kvfactory.suites.base import Dataset, Suite
 
 
 @dataclass(frozen=True)
@@ -35,20 +32,20 @@ class DatasetPart:
     """One dataset's part in a job.
 
     Attributes:
-        records: the examples of the undivided run, in data order; `share` those of this shard.
-        max_new_tokens: limit of the answer, without a thinking block.
+        share: the records of this shard.
         facts: what the run record says about it, the same for all methods.
         first: the first example's prompt, the same for every shard; None when it cannot be encoded, which is told
             with that example.
     """
 
-    name: str
-    task: Task
-    records: list[dict]
+    dataset: Dataset
     share: list[dict]
-    max_new_tokens: int
     facts: dict[str, Any]
     first: EncodedPrompt | None
+
+    @property
+    def name(self) -> str:
+        return self.dataset.name
 
 
 @dataclass(frozen=True)
@@ -67,9 +64,9 @@ class Job:
     """A checked call of the runner."""
 
     settings: RunSettings
+    suite: Suite
     checkpoint: Checkpoint
     computation: Computation
-    prompts: PromptSet
     encoder: PromptEncoder
     parts: dict[str, DatasetPart]
     runs: list[PlannedRun]
@@ -82,7 +79,7 @@ class Job:
     @cached_property
     def whole_orders(self) -> dict[str, list[str]]:
         """`_id`s of the undivided run's examples per dataset."""
-        return {name: [r["_id"] for r in part.records] for name, part in self.parts.items()}
+        return {name: [r["_id"] for r in part.dataset.records] for name, part in self.parts.items()}
 
 
 def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
@@ -101,18 +98,14 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
     _check_window_skip(settings, plans)
     parse_thinking(settings.thinking)
     check_writable(settings.save_dir)
-    files = locate_data(settings.data_dir, settings.datasets)
-    prompts = load_prompts(settings.data_dir, settings.datasets)
-    chosen = {name: _choose(settings, name, file) for name, file in files.items()}
-    for name, file in files.items():
-        _check_scorable(name, file, chosen[name][1])
+    suite = settings.suite()
     checkpoint = open_checkpoint(settings.model_path, settings.use_fast_tokenizer)
     computation = resolve_computation(
         checkpoint, settings.device, settings.dtype, settings.attn_implementation, settings.decode
     )
-    encoder = make_encoder(settings, checkpoint)
-    parts = {name: _part(settings, encoder, prompts, name, files[name], chosen[name]) for name in files}
-    most = max(len(part.records) for part in parts.values())
+    encoder = suite.encoder(checkpoint)
+    parts = {dataset.name: _part(suite, encoder, dataset) for dataset in suite.datasets(checkpoint, encoder)}
+    most = max(len(part.dataset.records) for part in parts.values())
     if settings.eval_batch_size > most:
         raise ValueError(
             f"--eval_batch_size {settings.eval_batch_size} is more than the {most} examples of the largest dataset"
@@ -122,14 +115,14 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
     identity = checkpoint.facts()
     runs = []
     for plan in plans:
-        label = settings.run_name or label_of(plan, settings, computation, usual)
+        label = settings.run_name or label_of(plan, suite, computation, usual)
         paths = RunPaths(settings.save_dir, checkpoint.name, plan.budget.tag, label, settings.shard)
-        recorded = record_settings(plan, settings, computation, encoder, prompts) | identity
+        recorded = record_settings(plan, suite, computation, encoder) | identity
         facts = {name: _facts(plan, settings, encoder, part) for name, part in parts.items()}
-        notes = _notes(plan, settings, prompts, facts, unread.get(plan.method, []))
+        notes = _notes(plan, suite, facts, unread.get(plan.method, []))
         runs.append(PlannedRun(plan, paths, recorded, facts, notes))
     _check_distinct(runs)
-    return Job(settings, checkpoint, computation, prompts, encoder, parts, runs)
+    return Job(settings, suite, checkpoint, computation, encoder, parts, runs)
 
 
 def _plan(settings: RunSettings, given: dict[str, Any], method: str, budget: Any) -> Plan:
@@ -146,89 +139,33 @@ def _plan(settings: RunSettings, given: dict[str, Any], method: str, budget: Any
         merge=settings.merge,
         merge_target=settings.merge_target,
         attn_implementation="sdpa" if backend == "auto" else backend,
-        **settings_of(method, given),
+        **(settings.method_defaults(method, budget) | settings_of(method, given)),
     )
 
 
-def _choose(settings: RunSettings, name: str, file: Path) -> tuple[int, list[dict]]:
-    records = read_dataset(file, name)
-    chosen = choose_examples(records, settings.max_num_examples, settings.sample_method, settings.seed, name)
-    return len(records), chosen
-
-
-def _check_scorable(name: str, file: Path, records: list[dict]) -> None:
-    """Scores a dummy prediction for every record: a missing package or a bad answer is told now, not after hours."""
-    for record in records:
-        try:
-            score_example(name, "a", record["answers"], record["all_classes"])
-        except ValueError as error:
-            raise ValueError(f"{file}, _id {record['_id']!r} cannot be scored: {error}") from error
-
-
-def make_encoder(settings: RunSettings, checkpoint: Checkpoint) -> PromptEncoder:
-    """The prompt encoder of a run.
-
-    Raises:
-        ValueError: as `PromptEncoder`, or a prompt limit beyond the model's window.
-    """
-    encoder = PromptEncoder(
-        checkpoint.tokenizer,
-        checkpoint.config,
-        protocol=settings.protocol,
-        chat_template=settings.chat_template,
-        thinking=settings.thinking,
-        max_input_length=settings.max_input_length,
-        force_chat=settings.force_chat,
-        generation_config=checkpoint.generation_config,
-        stop_newline=settings.stop_newline,
-        min_one_token=settings.min_one_token == "all",
-        legacy_decode_cleanup=settings.legacy_decode_cleanup,
+def _part(suite: Suite, encoder: PromptEncoder, dataset: Dataset) -> DatasetPart:
+    share = shard(
+        dataset.records, *((suite.settings.shard[1], suite.settings.shard[0]) if suite.settings.shard else (1, 0))
     )
-    limit, window = settings.max_input_length, encoder.window
-    if limit is not None and window is not None and limit >= window:
-        raise ValueError(
-            f"--max_input_length {limit} leaves no room for an answer in the model's window of {window} tokens"
-        )
-    return encoder
-
-
-def _part(
-    settings: RunSettings, encoder: PromptEncoder, prompts: PromptSet, name: str, file: Path, chosen: tuple[int, list]
-) -> DatasetPart:
-    task, (rows, records) = get_task(name), chosen
-    max_new = settings.max_new_tokens or task.max_new_tokens
-    if settings.max_input_length is not None and encoder.window is not None:
-        if settings.max_input_length + max_new > encoder.window:
-            raise ValueError(
-                f"--max_input_length {settings.max_input_length} leaves no room for the {max_new} new tokens of {name} "
-                f"in the model's window of {encoder.window} tokens"
-            )
-    share = shard(records, *((settings.shard[1], settings.shard[0]) if settings.shard else (1, 0)))
-    facts = {
-        "examples": len(share),
-        "rows": rows,
-        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-        "max_new_tokens": max_new,
-        "prompt_limit": encoder.limit(max_new),
+    task = dataset.task
+    facts = {"examples": len(share)} | dataset.facts
+    facts |= {
         "stop_ids": encoder.stop_ids(task),
         "min_new_tokens": encoder.min_new_tokens(task),
         "chat_wrapped": encoder.wraps(task),
     }
-    first = _first_prompt(encoder, prompts, name, records[0], max_new)
+    first = _first_prompt(suite, encoder, dataset)
     if first is not None:
         facts |= {"prompt_head": first.head_text, "prompt_tail": first.tail_text}
         facts["template_tail_tokens"] = first.template_tail_tokens
-    return DatasetPart(name, task, records, share, max_new, facts, first)
+    return DatasetPart(dataset, share, facts, first)
 
 
-def _first_prompt(
-    encoder: PromptEncoder, prompts: PromptSet, name: str, record: dict, max_new_tokens: int
-) -> EncodedPrompt | None:
-    text = prompts.render(name, record)
+def _first_prompt(suite: Suite, encoder: PromptEncoder, dataset: Dataset) -> EncodedPrompt | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the example itself tells it
-            return encoder.encode(get_task(name), text, max_new_tokens, record["input"])
+            return suite.encode(encoder, dataset, dataset.records[0])[1]
     except ValueError:
         return None
 
@@ -260,15 +197,14 @@ def _facts(plan: Plan, settings: RunSettings, encoder: PromptEncoder, part: Data
 
 def _notes(
     plan: Plan,
-    settings: RunSettings,
-    prompts: PromptSet,
+    suite: Suite,
     facts: dict[str, dict[str, Any]],
     unread: Sequence[str],
 ) -> tuple[str, ...]:
     """What the user is told once and the run record keeps."""
     notes = list(plan.notes())
     window = plan.observation_window
-    skips = settings.window_skip_template == "on"
+    skips = suite.settings.window_skip_template == "on"
     if skips and window is None:
         unread = [*unread, "window_skip_template"]
     elif skips and not any(f.get("template_tail_tokens") for f in facts.values()):
@@ -288,15 +224,7 @@ def _notes(
                 f"{plan.method} scores with the last {window} tokens, of which {tokens} are chat template on "
                 f"{', '.join(mostly)}: fewer than half are prompt"
             )
-    if prompts.source == "kvfactory":
-        notes.append(
-            "prompts are kvfactory's own wording, since LongBench's prompt files are not there: scores are not "
-            "comparable with published ones (python -m kvfactory.data download fetches the files)"
-        )
-    elif not prompts.official:
-        notes.append(
-            f"the prompt file {prompts.path} differs from LongBench's: scores are not comparable with published"
-        )
+    notes += suite.notes()
     return tuple(notes)
 
 

@@ -8,32 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from kvfactory.data.encode import PromptEncoder
-from kvfactory.data.prompts import PromptSet
 from kvfactory.data.templates import parse_thinking
 from kvfactory.loading import Computation
 from kvfactory.plan import Plan
 from kvfactory.reports.run_paths import settings_label
 from kvfactory.run_settings import RunSettings
 from kvfactory.settings import as_dict
+from kvfactory.suites.base import Suite
 
 
-def label_of(plan: Plan, settings: RunSettings, computation: Computation, usual: Computation) -> str:
+def label_of(plan: Plan, suite: Suite, computation: Computation, usual: Computation) -> str:
     """The file label: method, a tag for each named non-default, and a hash of all other non-defaults.
 
     Args:
         usual: what the defaults resolve to on this machine; a value typed out that equals it is no non-default.
     """
+    settings = suite.settings
     named = [plan.granularity] if plan.granularity != "query_head" else []
     named += [plan.gqa_score_agg] if plan.gqa_score_agg != "mean" else []
     named += [plan.merge if plan.merge_target == "kv" else f"{plan.merge}-{plan.merge_target}"] if plan.merge else []
     named += [f"{settings.quant_method}{settings.nbits or ''}"] if settings.quant_method else []
     named += [plan.preset] if plan.preset != "factory" else []
-    named += [settings.protocol] if settings.protocol != "longbench" else []
-    return settings_label(plan.method, named, _others(plan, settings, computation, usual))
+    named += suite.tags()
+    return settings_label(plan.method, named, _others(plan, suite, computation, usual))
 
 
-def _others(plan: Plan, settings: RunSettings, computation: Computation, usual: Computation) -> dict[str, Any]:
+def _others(plan: Plan, suite: Suite, computation: Computation, usual: Computation) -> dict[str, Any]:
     """Result-relevant settings without a tag of their own that are not at their defaults."""
+    settings = suite.settings
     preset = {name: cell_value(plan, name) for name in as_dict(plan.settings)}
     found = {name: value for name, value in as_dict(plan.settings).items() if value != preset[name]}
     found |= setting_files(plan)  # a file counts by its content, wherever it lies
@@ -41,17 +43,15 @@ def _others(plan: Plan, settings: RunSettings, computation: Computation, usual: 
         if getattr(computation, name) != getattr(usual, name):
             found[name] = getattr(computation, name)
     given = settings.given()
-    plain = ("chat_template", "force_chat", "max_input_length", "max_new_tokens", "stop_newline")
-    plain += ("min_one_token", "legacy_decode_cleanup", "use_fast_tokenizer")
+    plain = ("max_new_tokens", "legacy_decode_cleanup", "use_fast_tokenizer", *suite.label_fields)
     found |= {name: given[name] for name in plain if name in given}
     if skips_template(plan, settings):
         found["window_skip_template"] = settings.window_skip_template
     if parse_thinking(settings.thinking):
         found["thinking"] = parse_thinking(settings.thinking)
-    sampled = settings.sample_method == "random" and settings.max_num_examples is not None
-    if sampled:
+    if suite.sampled:
         found["random_examples"] = settings.max_num_examples
-    if "seed" in given and (sampled or plan.cluster.capability.randomised):
+    if "seed" in given and (suite.reads_seed or plan.cluster.capability.randomised):
         found["seed"] = settings.seed
     return found
 
@@ -73,15 +73,12 @@ def cell_value(plan: Plan, name: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def record_settings(
-    plan: Plan, settings: RunSettings, computation: Computation, encoder: PromptEncoder, prompts: PromptSet
-) -> dict[str, Any]:
+def record_settings(plan: Plan, suite: Suite, computation: Computation, encoder: PromptEncoder) -> dict[str, Any]:
     """Every result-relevant setting, resolved; model and tokenizer identity come on top.
 
     A choice without effect on the method is null, except the granularity, whose name is kept for the tables.
     """
-    budget, capability = plan.budget, plan.cluster.capability
-    sampled = settings.sample_method == "random" and settings.max_num_examples is not None
+    settings, budget, capability = suite.settings, plan.budget, plan.cluster.capability
     computed = asdict(computation)
     computed.pop("device")  # of each segment's hardware: a run may go on elsewhere
     return {
@@ -89,7 +86,6 @@ def record_settings(
         "method_settings": as_dict(plan.settings) | setting_files(plan),
         "recalled_settings": plan.recalled,
         "preset": plan.preset,
-        "protocol": settings.protocol,
         "max_capacity_prompts": budget.tokens if plan.uses_budget else None,
         "max_capacity_prompts_ratio": budget.ratio if plan.uses_budget else None,
         "budget_bytes": budget.bytes_percent if plan.uses_budget else None,
@@ -103,15 +99,11 @@ def record_settings(
         "quant_method": settings.quant_method,
         "nbits": settings.nbits,
         "seed": settings.seed if capability.randomised else None,
-        "random_examples": [settings.max_num_examples, settings.seed] if sampled else None,
+        "random_examples": [settings.max_num_examples, settings.seed] if suite.sampled else None,
         **computed,
-        "prompts": {"source": prompts.source, "sha256": prompts.sha256, "official": prompts.official},
-        "chat_template": settings.chat_template,
-        "force_chat": settings.force_chat,
+        **suite.identity(),
         "thinking": parse_thinking(settings.thinking),
         "max_new_tokens": settings.max_new_tokens,
-        "stop_newline": list(settings.stop_newline),
-        "min_one_token": settings.min_one_token,
         "encoding": encoder.describe(),
         "generation": {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0},
     }

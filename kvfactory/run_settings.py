@@ -1,7 +1,7 @@
-"""Shared settings of a run: every flag that is not a method's own, declared once with its help.
+"""Settings that all runners share: every flag that is neither a method's nor a benchmark's own, declared once.
 
 The command line (`kvfactory.cli`), its documentation and the run record are made from the fields below. Settings of
-methods are declared with the methods.
+methods are declared with the methods, those of a benchmark with its suite (`kvfactory.suites`).
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvfactory.budget import Budget
 from kvfactory.capability import BACKENDS, GRANULARITIES, MERGE_TARGETS, MERGES
 from kvfactory.data.longbench import SAMPLE_METHODS
-from kvfactory.data.tasks import DEFAULT_DATASETS, LONGBENCH_E, TASKS, canonical_dataset, get_task
-from kvfactory.data.templates import CHAT_TEMPLATES, PROTOCOLS
 from kvfactory.registry import unknown_name
 from kvfactory.settings import PRESETS, check_seed, parse_switch
+
+if TYPE_CHECKING:
+    from kvfactory.suites.base import Suite
 
 QUANTISERS: tuple[str, ...] = ()
 """Names that --quant_method accepts besides none."""
@@ -88,9 +89,23 @@ def flag(
     return field(default=default, metadata=metadata)
 
 
+def same_flag(name: str, *, alias: tuple[str, ...]) -> Any:
+    """The shared flag `name`, for a runner that accepts further spellings of it."""
+    shared = RunSettings.__dataclass_fields__[name]
+    return field(default=shared.default, metadata={**shared.metadata, "alias": alias})
+
+
 @dataclass(frozen=True)
 class RunSettings:
-    """The shared flags. `checked` returns them with canonical names, or refuses them."""
+    """The shared flags. `checked` returns them with canonical names, or refuses them.
+
+    Attributes:
+        program: the runner's file, as it is typed.
+        benchmark: what the runner runs, for --help.
+    """
+
+    program: ClassVar[str]
+    benchmark: ClassVar[str]
 
     # What runs
     method: tuple[str, ...] = flag(
@@ -105,31 +120,11 @@ class RunSettings:
         "values of method settings that are not given: factory as the original runner, paper as each paper",
         choices=PRESETS,
     )
-    protocol: str = flag(
-        "what",
-        "longbench",
-        "everything between record and score: longbench is the benchmark's own, factory the original runner's",
-        choices=PROTOCOLS,
-    )
     seed: int = flag("what", 42, "of randomised methods and of --sample_method random", read=int)
     list_methods: bool = flag("what", False, "print what every method can do, and stop")
     verify: bool = flag("what", False, "with --list_methods: try every claimed combination on a tiny model")
 
     # Data and prompts
-    datasets: tuple[str, ...] = flag(
-        "data",
-        DEFAULT_DATASETS,
-        "LongBench names separated by commas (LongBench-E sets end in _e), or all: the 21 sets; default the 16 "
-        "English and code sets",
-        read=words,
-        alias=("dataset",),
-    )
-    data_dir: str | None = flag(
-        "data",
-        None,
-        "folder with {dataset}.jsonl, and config/ with LongBench's prompt files; default data/LongBench, then the "
-        "cache that `python -m kvfactory.data download` fills",
-    )
     max_num_examples: int | None = flag("data", None, "at most so many examples per dataset", read=int)
     sample_method: str = flag(
         "data",
@@ -137,28 +132,10 @@ class RunSettings:
         "which examples --max_num_examples takes: the first ones, or random ones (by seed and dataset)",
         choices=SAMPLE_METHODS,
     )
-    chat_template: str = flag(
-        "data",
-        "longbench",
-        "longbench: the benchmark's strings for Llama-2 and Llama-3, Mistral bare, other instruct models through "
-        "their tokenizer's template; tokenizer: that template for all; none: bare prompts",
-        choices=CHAT_TEMPLATES,
-    )
-    force_chat: bool = flag("data", False, "wrap the few-shot and code sets as well")
     thinking: str = flag(
         "data", "off", "off, on, or a number of tokens on top of the limit, for models that have a thinking block"
     )
-    max_input_length: int | None = flag(
-        "data",
-        None,
-        "longest prompt in tokens before the chat wrap, longer ones are cut in the middle; default by the window",
-        read=int,
-    )
     max_new_tokens: int | None = flag("data", None, "overrides every dataset's own limit of new tokens", read=int)
-    stop_newline: tuple[str, ...] = flag(
-        "data", (), "datasets that stop at a newline besides samsum, separated by commas", read=words
-    )
-    min_one_token: str = flag("data", "samsum", "where the first new token is never a stop", choices=("samsum", "all"))
     legacy_decode_cleanup: bool = flag(
         "data", False, "clean up spaces when decoding, as transformers before 5 did for some tokenizers"
     )
@@ -234,14 +211,13 @@ class RunSettings:
     )
 
     # Files, resuming, shards
-    save_dir: str = flag("files", "./results_long_bench", "folder of all results")
+    save_dir: str = flag("files", "./results", "folder of all results")
     run_name: str | None = flag(
         "files", None, "file name of the results instead of Method+suffix; with one method only"
     )
     overwrite: bool = flag("files", False, "start anew instead of going on with what is there")
     fail_fast: bool = flag("files", False, "stop at the first example that fails")
     save_prompts: bool = flag("files", False, "store each filled-in prompt (before it is cut and wrapped)")
-    save_context: bool = flag("files", False, "store each record's context")
     num_shards: int = flag("files", 1, "split the examples over so many calls", read=int)
     shard_id: int | None = flag("files", None, "which of them this call does, from 0", read=int)
     merge_shards: bool = flag("files", False, "join the files of --num_shards finished calls, and stop")
@@ -289,11 +265,17 @@ class RunSettings:
         return dataclasses.replace(
             self,
             method=method,
-            datasets=_datasets(self.datasets),
-            stop_newline=tuple(sorted({get_task(name).name for name in self.stop_newline})),
             merge=optional_name("merge", self.merge, MERGES),
             quant_method=quantiser,
         )
+
+    def method_defaults(self, method: str, budget: Budget) -> dict[str, str]:
+        """Values that a benchmark gives to settings of `method` which were not given; none unless it says so."""
+        return {}
+
+    def suite(self) -> Suite:
+        """The benchmark of these settings, its data read as far as that needs no model."""
+        raise NotImplementedError
 
     def _check_shards(self) -> None:
         if self.num_shards < 1:
@@ -346,12 +328,3 @@ def optional_name(kind: str, name: str | None, known: Sequence[str]) -> str | No
     if name.strip().lower() not in spelling:
         raise ValueError(unknown_name(kind, name, ["none", *known]))
     return spelling[name.strip().lower()]
-
-
-def _datasets(names: tuple[str, ...]) -> tuple[str, ...]:
-    if [name.lower() for name in names] == ["all"]:
-        return tuple(TASKS)
-    return tuple(dict.fromkeys(canonical_dataset(name) for name in names))
-
-
-assert not set(TASKS) & set(LONGBENCH_E)

@@ -28,7 +28,7 @@ from kvfactory.reports.shards import merge_shards
 from kvfactory.reports.stop import STOPPED, StopSignal
 
 WARM_UP_TOKENS = 64
-COUNTED_FIELDS = ("pred", "answers", "all_classes", "length", "score", "truncated", "near_ties", "bytes_end")
+COUNTED_FIELDS = ("pred", "score", "truncated", "near_ties", "bytes_end")
 
 
 class Notices:
@@ -100,15 +100,15 @@ def _finished(job: Job, planned: PlannedRun, tell: Callable[[str], None]) -> boo
         for notice in run.notices:
             tell(notice)
         for results in run.results.values():
-            _check_fields(results)
+            _check_fields(results, (*COUNTED_FIELDS, *job.suite.row_fields))
         run.exit_code = 0
         return run.complete
 
 
-def _check_fields(results: ResultFile) -> None:
+def _check_fields(results: ResultFile, names: tuple[str, ...]) -> None:
     """Refuses a finished row that lacks what is counted and scored."""
     for row in results.rows():
-        missing = [name for name in COUNTED_FIELDS if name not in row]
+        missing = [name for name in names if name not in row]
         if missing and row.get("error") is None:
             raise ValueError(
                 f"{results.path}: the row with _id {row['_id']!r} has no {missing[0]}, so it is no finished result: "
@@ -251,7 +251,7 @@ class Sweep:
                 torch.cuda.empty_cache()
             text = f"{type(error).__name__}: {' '.join(str(error).split())}"
             print(f"failed: {part.name}/{record['_id']}: {text}", file=sys.stderr, flush=True)
-            row = {"_id": record["_id"], "dataset": record["dataset"], "error": text}
+            row = {"_id": record["_id"], "dataset": part.name, "error": text}
             self._halted |= self.job.settings.fail_fast
         run.files.results[part.name].append(row)
         if progress is not None:

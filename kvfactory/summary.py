@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from typing import Any
 
 from kvfactory.preparation import Job, PlannedRun
-from kvfactory.reports.tables import format_bytes, format_number, format_table, summarise_file
+from kvfactory.reports.tables import format_bytes, format_number, format_table, summarise_rows
 
 HEADERS = (
     "method",
@@ -29,22 +30,22 @@ def summary(job: Job) -> str:
     """
     lines = [format_table(HEADERS, [_row(job, planned) for planned in job.runs])]
     lines.append(
-        f"score: mean over {len(job.parts)} dataset(s): {', '.join(job.parts)}; in percent, LongBench's metrics"
+        f"score: mean over {len(job.parts)} dataset(s): {', '.join(job.parts)}; in percent, {job.suite.metric}"
     )
     if any(not planned.settings["granularity_has_effect"] for planned in job.runs):
         lines.append("granularity -: the method keeps the same tokens for all heads and stores them per kv_head")
     folders = dict.fromkeys(planned.paths.folder for planned in job.runs)
     root = next(iter(folders)) if len(folders) == 1 else job.runs[0].paths.save_dir
-    lines.append(f"score again: python eval.py --results_dir {shlex.quote(str(root))}")
+    lines.append(f"score again: python {shlex.join(job.suite.rescore(root))}")
     return "\n".join(lines)
 
 
 def _row(job: Job, planned: PlannedRun) -> list[Any]:
     cells = []
-    for name in job.parts:
+    for name, part in job.parts.items():
         path = planned.paths.results(name)
         if path.is_file() and path.stat().st_size:
-            cells.append(summarise_file(path, name))
+            cells.append(summarise_rows(path, name, partial(job.suite.score_again, part.dataset)))
     planned_count = sum(len(part.share) for part in job.parts.values())
     done = sum(cell["n"] for cell in cells)
     scores = [_score(cell, job.settings.errors_as_zero) for cell in cells]

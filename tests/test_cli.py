@@ -8,7 +8,8 @@ import pytest
 
 from kvfactory.cli import METHOD_PREFIX, build_parser, method_settings, parse, settings_of, unread_settings
 from kvfactory.methods import METHODS
-from kvfactory.run_settings import RunSettings, optional_name
+from kvfactory.run_settings import optional_name
+from kvfactory.suites.longbench import LongBenchSettings
 
 GIVEN = ["--method", "snapkv", "--model_path", "m"]
 
@@ -19,7 +20,7 @@ def checked(*argv):
 
 def test_every_setting_has_a_flag_and_help():
     actions = {action.dest: action for action in build_parser()._actions}
-    declared = {f.name for f in dataclasses.fields(RunSettings)}
+    declared = {f.name for f in dataclasses.fields(LongBenchSettings)}
     of_methods = {
         f.name
         for name in METHODS
@@ -40,7 +41,7 @@ def test_a_flag_that_several_methods_read_names_them_and_their_defaults():
 
 
 def test_nothing_given_means_the_declared_defaults():
-    assert parse([]) == (RunSettings(), {})
+    assert parse([]) == (LongBenchSettings(), {})
 
 
 def test_values_are_read():

@@ -463,7 +463,7 @@ def test_the_window_in_front_of_the_template(run, model, capsys):
     loaded = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
     attach(loaded, "snapkv", max_capacity_prompt=64)
     part = job.parts["hotpotqa"]
-    for record, row in zip(part.records, moved, strict=True):
+    for record, row in zip(part.dataset.records, moved, strict=True):
         ids = Example.of(job, part, record).prompt.input_ids
         tokens = generate(loaded, ids, 5, eos_token_id=[257], template_tail=13).rows[0].tokens
         assert job.encoder.decode(tokens, part.task)[0] == row["pred"]

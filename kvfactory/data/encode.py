@@ -180,6 +180,47 @@ class PromptEncoder:
             tail_text=text[-SHOWN_CHARACTERS:],
         )
 
+    def encode_whole(self, task: Task, text: str, max_new_tokens: int, answer_prefix: str = "") -> EncodedPrompt:
+        """Token ids of a prompt that must not be cut, with the words that the model's answer is to begin with.
+
+        Args:
+            text: the prompt, not wrapped.
+            answer_prefix: follows the chat wrap, so that the model goes on from it.
+
+        Raises:
+            ValueError: the prompt and its new tokens do not fit the model's window.
+        """
+        ids, spans, final = self._whole(task, text, answer_prefix)
+        new_tokens = max_new_tokens + self.thinking_budget(task)
+        if self.window is not None and len(ids) + new_tokens > self.window:
+            raise ValueError(
+                f"a prompt of {len(ids)} tokens and {new_tokens} new ones do not fit the model's window of "
+                f"{self.window}, and a prompt of this benchmark is not cut: take a shorter length"
+            )
+        return EncodedPrompt(
+            input_ids=torch.tensor(ids, dtype=torch.long),
+            prompt_tokens=len(ids),
+            prompt_tokens_raw=len(ids),
+            truncated=False,
+            question_seen=True,
+            template_tail_tokens=self._tail_tokens(final, spans) if self.wraps(task) and not answer_prefix else 0,
+            head_text=final[:SHOWN_CHARACTERS],
+            tail_text=final[-SHOWN_CHARACTERS:],
+        )
+
+    def count_whole(self, task: Task, text: str, answer_prefix: str = "") -> int:
+        """Tokens of the prompt that `encode_whole` makes."""
+        return len(self._whole(task, text, answer_prefix)[0])
+
+    def _whole(self, task: Task, text: str, answer_prefix: str) -> tuple[list[int], list[tuple[int, int]] | None, str]:
+        wraps = self.wraps(task)
+        text = _without_lone_surrogates(text)
+        final = (self.wrap.render(text) if wraps else text) + answer_prefix
+        specials = self.wrap.add_special_tokens if wraps else True
+        ids, spans = self._tokenize(final, specials)
+        self._check_bos(ids, final, specials)
+        return ids, spans, final
+
     def stop_ids(self, task: Task) -> list[int]:
         """Token ids that end the generation: the checkpoint's, the turn ends, and a newline where the task asks."""
         if not task.newline_stop and task.name not in self._newline_stop:

@@ -152,8 +152,8 @@ def choose_examples(
 ) -> list[T]:
     """At most `max_num_examples` records (None: all), always in data order.
 
-    "topk" takes the first ones. "random" draws from a generator seeded by (seed, dataset), so the choice does not
-    depend on which datasets ran before.
+    "topk" takes the first ones. "random" draws from a generator seeded by (seed, canonical name of the dataset),
+    so the choice does not depend on which datasets ran before.
     """
     if sample_method not in SAMPLE_METHODS:
         raise ValueError(f"--sample_method {sample_method!r} is unknown; accepted: {', '.join(SAMPLE_METHODS)}.")
@@ -166,7 +166,7 @@ def choose_examples(
     if sample_method == "topk":
         return list(records[:max_num_examples])
     # A string seed goes through SHA-512 in `random`, so it is the same in every process and Python version.
-    generator = random.Random(f"{seed}:{canonical_dataset(dataset)}")
+    generator = random.Random(f"{seed}:{dataset}")
     return [records[i] for i in sorted(generator.sample(range(len(records)), max_num_examples))]
 
 

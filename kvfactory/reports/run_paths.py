@@ -65,10 +65,11 @@ class RunPaths:
         return self.folder / "meta" / self.file_name
 
     def results(self, dataset: str) -> Path:
-        """Path of the results on `dataset` (canonical name)."""
+        """Path of the results on `dataset` (canonical name; a slash in it makes a folder)."""
         if dataset == "meta":
             raise ValueError("a dataset cannot be called 'meta': that folder holds the run records")
-        return self.folder / check_file_name(dataset, "dataset") / self.file_name
+        parts = [check_file_name(part, "dataset") for part in dataset.split("/")]
+        return self.folder.joinpath(*parts, self.file_name)
 
     def for_shard(self, shard: tuple[int, int] | None) -> RunPaths:
         """The same run's paths for one shard, or for the whole (None)."""

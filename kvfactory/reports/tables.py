@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvfactory.data.tasks import canonical_dataset
-from kvfactory.reports.eval_cells import mean_costs, score_file
-from kvfactory.reports.eval_files import canonical_label, planned_examples
+from kvfactory.reports.eval_cells import mean_costs, score_rows
+from kvfactory.reports.eval_files import canonical_label, read_rows
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], align: str | None = None) -> str:
@@ -61,11 +60,12 @@ def format_bytes(value: float | None) -> str:
     return f"{value:.1f} {units[0]}"
 
 
-def summarise_file(path: str | Path, dataset: str | None = None) -> dict[str, Any]:
-    """One result file in numbers, scored again from its predictions.
+def summarise_rows(path: Path, dataset: str, score: Callable[[dict[str, Any]], float]) -> dict[str, Any]:
+    """One result file in numbers, scored again from its rows.
 
     Args:
-        dataset: LongBench name; by default the name of the file's folder.
+        dataset: what its rows call it.
+        score: of a finished row, in [0, 1].
 
     Returns:
         `method` (file label), `dataset`, `n`, `n_error`, `score` (mean, percent, unrounded), `stderr` (percent), `kept`
@@ -73,17 +73,15 @@ def summarise_file(path: str | Path, dataset: str | None = None) -> dict[str, An
         (mean prefill plus decode per example). None where the file does not say or has no scored rows.
 
     Raises:
-        ValueError: the file is missing, broken or of an unknown dataset.
+        ValueError: the file is missing or broken, or holds a row that cannot be scored.
     """
-    path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path} is not a result file.")
-    name = canonical_dataset(dataset if dataset is not None else path.resolve().parent.name)
-    cell = score_file(path, name, planned_examples(None, name))
+    cell = score_rows(read_rows(path), path, dataset, lambda row: (score(row), {}))
     costs = mean_costs(cell.examples)
     return {
         "method": canonical_label(path.name.removesuffix(".json")),
-        "dataset": name,
+        "dataset": dataset,
         "n": cell.n,
         "n_error": cell.n_error,
         "score": cell.mean,

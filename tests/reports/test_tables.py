@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from kvfactory.reports.tables import format_bytes, format_number, format_table, summarise_file
+from kvfactory.reports.tables import format_bytes, format_number, format_table, summarise_rows
 
 
 def test_columns_line_up_and_numbers_go_right():
@@ -53,6 +53,10 @@ def write(path, rows):
     return path
 
 
+def is_cat(row):
+    return float(row["pred"] == "cat")
+
+
 def test_summary_of_a_file(tmp_path):
     base = {"answers": ["cat"], "length": 10, "dataset": "hotpotqa", "all_classes": None}
     full = {"bytes_full": 1000, "prefill_s": 1.0}
@@ -62,7 +66,7 @@ def test_summary_of_a_file(tmp_path):
         {**base, **full, "_id": "3", "pred": "cat", "bytes_end": 200, "kept_tokens": {"mean": 6}, "decode_s": None},
         {"_id": "4", "dataset": "hotpotqa", "error": "out of memory"},
     ]
-    summary = summarise_file(write(tmp_path / "hotpotqa" / "snapkv+kv_head.json", rows))
+    summary = summarise_rows(write(tmp_path / "hotpotqa" / "snapkv+kv_head.json", rows), "hotpotqa", is_cat)
     assert summary.pop("score") == pytest.approx(200 / 3, abs=1e-12)
     # sample variance of (1, 0, 1) is 1/3, so the standard error is sqrt(1/9)
     assert summary.pop("stderr") == pytest.approx(100 / 3, abs=1e-12)
@@ -80,13 +84,11 @@ def test_summary_of_a_file(tmp_path):
 
 
 def test_summary_without_rows_or_costs(tmp_path):
-    summary = summarise_file(write(tmp_path / "hotpotqa" / "Foo.json", []))
+    summary = summarise_rows(write(tmp_path / "hotpotqa" / "Foo.json", []), "hotpotqa", is_cat)
     assert summary["method"] == "Foo" and summary["n"] == 0
     assert all(summary[k] is None for k in ("score", "stderr", "kept", "bytes_end", "bytes_full", "ratio", "seconds"))
     row = {"_id": "1", "pred": "cat", "answers": ["cat"], "kept_tokens": {"mean": math.inf}, "bytes_end": True}
     path = write(tmp_path / "x" / "Foo.json", [{**row, "kept_tokens": {}}])
-    assert summarise_file(path, dataset="HotpotQA")["kept"] is None
-    with pytest.raises(ValueError, match="unknown dataset 'x'"):
-        summarise_file(path)
+    assert summarise_rows(path, "x", is_cat)["kept"] is None
     with pytest.raises(ValueError, match="not a result file"):
-        summarise_file(tmp_path / "hotpotqa" / "Bar.json")
+        summarise_rows(tmp_path / "hotpotqa" / "Bar.json", "hotpotqa", is_cat)

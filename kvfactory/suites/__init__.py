@@ -1,0 +1,1 @@
+"""What the runners run: one module per benchmark, all behind `Suite`."""

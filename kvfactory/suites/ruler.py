@@ -1,0 +1,264 @@
+"""RULER: 13 synthetic tasks at any length, from our own generators or from files."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kvfactory.data.encode import EncodedPrompt, PromptEncoder
+from kvfactory.data.longbench import choose_examples
+from kvfactory.data.tasks import Task
+from kvfactory.data.templates import chat_template_text, model_family, parse_thinking
+from kvfactory.loading import Checkpoint
+from kvfactory.paths import cache_dir
+from kvfactory.ruler.generate import check_length, generate_task, write_task
+from kvfactory.ruler.metrics import ruler_score
+from kvfactory.ruler.read import locate_ruler, read_ruler
+from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_task, get_ruler_task
+from kvfactory.ruler.texts import Sources
+from kvfactory.run_settings import RunSettings, flag, whole_numbers, words
+from kvfactory.suites.base import Dataset, Suite
+from kvfactory.version import __version__
+
+PROTOCOLS = ("official", "anchor")
+ANCHOR_NEW_TOKENS = 64
+OFFICIAL_SAMPLES = 500
+
+
+@dataclass(frozen=True)
+class RulerSettings(RunSettings):
+    """Flags of run_ruler.py."""
+
+    program: ClassVar[str] = "run_ruler.py"
+    benchmark: ClassVar[str] = "RULER"
+
+    ruler_protocol: str = flag(
+        "what",
+        "official",
+        "official: the task's own number of new tokens and the tokenizer's chat template with the answer prefix behind "
+        "it; anchor: KVCache-Factory's 64 new tokens and bare prompts, except for Llama-2",
+        choices=PROTOCOLS,
+    )
+    tasks: tuple[str, ...] = flag(
+        "data",
+        tuple(RULER_TASKS),
+        "RULER tasks separated by commas; default all 13",
+        read=words,
+        alias=("datasets", "dataset"),
+    )
+    lengths: tuple[int, ...] = flag(
+        "data",
+        (4096,),
+        "context lengths in tokens, separated by commas; a prompt and its answer fit into each (default: 4096)",
+        read=whole_numbers,
+        alias=("context_length",),
+    )
+    num_samples: int | None = flag(
+        "data", None, f"samples generated per task and length; default {OFFICIAL_SAMPLES}, as published", read=int
+    )
+    data_dir: str | None = flag(
+        "data",
+        None,
+        "folder with {length}/{task}.jsonl, in either of RULER's layouts; default: generated with the model's "
+        "tokenizer, seed and texts, and kept in the cache",
+    )
+    essays_dir: str | None = flag(
+        "data", None, "folder of .txt files for haystacks of essays; default kvfactory's own text"
+    )
+    squad: str | None = flag("data", None, "SQuAD v2 JSON file for qa_1; default kvfactory's own documents")
+    hotpot: str | None = flag("data", None, "HotpotQA distractor JSON file for qa_2; default kvfactory's own documents")
+    chat_template: str = flag(
+        "data",
+        "auto",
+        "tokenizer: wrap prompts by the tokenizer's chat template; none: bare; auto: tokenizer where there is one",
+        choices=("auto", "tokenizer", "none"),
+    )
+    save_dir: str = flag("files", "./results_ruler", "folder of all results")
+
+    def checked(self, methods: Any) -> RulerSettings:
+        """See `RunSettings.checked`."""
+        for length in self.lengths:
+            if length < 1:
+                raise ValueError(f"--lengths {length} must be at least 1 token")
+        if self.num_samples is not None and self.num_samples < 1:
+            raise ValueError(f"--num_samples {self.num_samples} must be at least 1")
+        made = {name: getattr(self, name) for name in ("num_samples", "essays_dir", "squad", "hotpot")}
+        given = [name for name, value in made.items() if value is not None]
+        if self.data_dir is not None and given:
+            raise ValueError(
+                f"--{given[0]} is read when samples are generated, but --data_dir {self.data_dir} gives them: leave "
+                "one of the two out"
+            )
+        if self.ruler_protocol == "anchor" and self.chat_template != "auto":
+            raise ValueError(
+                f"--chat_template {self.chat_template} cannot be combined with --ruler_protocol anchor, which sets the "
+                "wrap itself"
+            )
+        if parse_thinking(self.thinking):
+            raise ValueError(
+                f"--thinking {self.thinking}: RULER's prompts end with the first words of the answer, so there is no "
+                "room for a thinking block; use --thinking off"
+            )
+        return dataclasses.replace(
+            super().checked(methods),
+            tasks=tuple(dict.fromkeys(canonical_ruler_task(name) for name in self.tasks)),
+        )
+
+    def suite(self) -> Ruler:
+        return Ruler(self)
+
+
+class Ruler(Suite):
+    """RULER (arXiv 2404.06654; NVIDIA/RULER). Prompts are never cut: one that does not fit the window is refused."""
+
+    settings: RulerSettings
+    row_fields = ("answers", "length")
+    metric = "RULER's share of references found"
+
+    def __init__(self, settings: RulerSettings):
+        """Raises:
+        ValueError: data files that are missing or broken, or texts that cannot be read.
+        """
+        super().__init__(settings)
+        self.wanted = [(length, task) for length in settings.lengths for task in settings.tasks]
+        self.read: dict[tuple[int, str], list[dict]] = {}
+        self.files: dict[tuple[int, str], Path] = {}
+        self.sources: Sources | None = None
+        if settings.data_dir is None:
+            paths = (settings.essays_dir, settings.squad, settings.hotpot)
+            self.sources = Sources(*(None if path is None else Path(path) for path in paths))
+            self.texts = self.sources.facts()
+        else:
+            self.files = locate_ruler(settings.data_dir, settings.lengths, settings.tasks)
+            self.read = {key: read_ruler(file, key[1]) for key, file in self.files.items()}
+
+    @property
+    def reads_seed(self) -> bool:
+        return self.sources is not None or super().reads_seed
+
+    def encoder(self, checkpoint: Checkpoint) -> PromptEncoder:
+        """Raises:
+        ValueError: a length above the model's window, or a chat template that is not there.
+        """
+        settings, tokenizer = self.settings, checkpoint.tokenizer
+        if settings.ruler_protocol == "anchor":
+            template = "longbench" if model_family(checkpoint.config, tokenizer) == "llama2" else "none"
+        elif settings.chat_template == "auto":
+            template = "none" if chat_template_text(tokenizer) is None else "tokenizer"
+        else:
+            template = settings.chat_template
+        encoder = PromptEncoder(
+            tokenizer,
+            checkpoint.config,
+            chat_template=template,
+            generation_config=checkpoint.generation_config,
+            legacy_decode_cleanup=settings.legacy_decode_cleanup,
+        )
+        above = [length for length in settings.lengths if encoder.window is not None and length > encoder.window]
+        if above:
+            raise ValueError(
+                f"--lengths {above[0]} is above the model's window of {encoder.window} tokens, and RULER's prompts are "
+                "not cut: take shorter lengths"
+            )
+        return encoder
+
+    def datasets(self, checkpoint: Checkpoint, encoder: PromptEncoder) -> list[Dataset]:
+        """Raises:
+        ValueError: a length too small for a task, or records too long for the model's window.
+        """
+        if self.sources is not None:  # all are checked before the first is generated, which can take minutes
+            for length, name in self.wanted:
+                count = partial(encoder.count_whole, get_ruler_task(name))
+                check_length(name, length, self.settings.seed, count, self.sources)
+        return [self._dataset(checkpoint, encoder, length, get_ruler_task(task)) for length, task in self.wanted]
+
+    def _dataset(self, checkpoint: Checkpoint, encoder: PromptEncoder, length: int, task: Task) -> Dataset:
+        settings, name = self.settings, f"{length}/{task.name}"
+        if self.sources is None:
+            records = self.read[length, task.name]
+            longest = max(record["length"] or 0 for record in records)
+            if encoder.window is not None and longest > encoder.window:
+                raise ValueError(
+                    f"{self.files[length, task.name]} has a record of {longest} tokens, above the model's window of "
+                    f"{encoder.window}, and RULER's prompts are not cut: take shorter lengths"
+                )
+            facts = {"sha256": hashlib.sha256(self.files[length, task.name].read_bytes()).hexdigest()}
+        else:
+            path = self._generated(checkpoint, encoder, length, task)
+            records = read_ruler(path, task.name)
+            # Sample i depends on neither the number of samples nor the others: a run may go on with more of them.
+            facts = {"generated": self._recipe(checkpoint, encoder)}
+        records = choose_examples(records, settings.max_num_examples, settings.sample_method, settings.seed, name)
+        new = ANCHOR_NEW_TOKENS if settings.ruler_protocol == "anchor" else task.max_new_tokens
+        max_new = settings.max_new_tokens or new
+        return Dataset(name, task, records, max_new, {**facts, "max_new_tokens": max_new})
+
+    def _recipe(self, checkpoint: Checkpoint, encoder: PromptEncoder) -> dict[str, Any]:
+        """What decides a generated sample besides task, length and number."""
+        wrap = encoder.wrap
+        return {
+            "version": __version__,
+            "seed": self.settings.seed,
+            "sources": self.texts,
+            "tokenizer": checkpoint.facts()["tokenizer"]["sha256"],
+            "wrap": [wrap.kind, wrap.head, wrap.tail],
+        }
+
+    def _generated(self, checkpoint: Checkpoint, encoder: PromptEncoder, length: int, task: Task) -> Path:
+        """The cached file of one task and length; written when it is not there."""
+        settings = self.settings
+        samples = settings.num_samples or OFFICIAL_SAMPLES
+        if settings.max_num_examples is not None and settings.sample_method == "topk":
+            samples = min(samples, settings.max_num_examples)
+        recipe = json.dumps([self._recipe(checkpoint, encoder), samples], sort_keys=True)
+        folder = cache_dir() / "ruler" / hashlib.sha256(recipe.encode()).hexdigest()[:16]
+        path = folder / str(length) / f"{task.name}.jsonl"
+        if not path.is_file():
+            if not settings.quiet:
+                print(f"generating {samples} samples of {task.name} at {length} tokens", file=sys.stderr, flush=True)
+            count = partial(encoder.count_whole, task)
+            write_task(path, generate_task(task.name, length, samples, settings.seed, count, self.sources))
+        return path
+
+    def encode(self, encoder: PromptEncoder, dataset: Dataset, record: dict) -> tuple[str, EncodedPrompt]:
+        prompt = encoder.encode_whole(dataset.task, record["input"], dataset.max_new_tokens, record["answer_prefix"])
+        return record["input"] + record["answer_prefix"], prompt
+
+    def fields(self, dataset: Dataset, record: dict, pred: str) -> dict[str, Any]:
+        length, task = dataset.name.split("/")
+        row = {"input": record["input"], "answers": record["outputs"], "pred": pred, "length": record["length"]}
+        return row | {
+            "dataset": task,
+            "context_length": int(length),
+            "index": record["index"],
+            "_id": record["_id"],
+        }
+
+    def scores(self, dataset: Dataset, record: dict, pred: str) -> dict[str, Any]:
+        return {"score": ruler_score(dataset.task.name, pred, record["outputs"])}
+
+    def tags(self) -> list[str]:
+        return [self.settings.ruler_protocol] if self.settings.ruler_protocol != "official" else []
+
+    def identity(self) -> dict[str, Any]:
+        return {"ruler_protocol": self.settings.ruler_protocol, "chat_template": self.settings.chat_template}
+
+    def notes(self) -> list[str]:
+        if self.sources is None:
+            return []
+        return [
+            "samples are generated by kvfactory in its own words: scores are not comparable with published ones "
+            "(--data_dir takes RULER's files)"
+        ]
+
+    def score_again(self, dataset: Dataset, row: dict[str, Any]) -> float:
+        return ruler_score(dataset.task.name, row["pred"], row["answers"])
+
+    def rescore(self, root: Path) -> list[str]:
+        return ["eval_ruler.py", "--results_dir", str(root)]
