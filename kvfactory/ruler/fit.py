@@ -14,6 +14,7 @@ from kvfactory.ruler.sample import Sample, TaskMaker
 Count = Callable[[str, str], int]  # (input, answer prefix) -> tokens of the prompt as the model gets it
 _SECANT_STEPS = 8  # then the bracket is halved instead
 _MAX_COUNTS = 64
+_UNITS_PER_TOKEN = 8  # a text that needs more units than this per token does not grow
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,12 @@ def fit(maker: TaskMaker, key: str, count: Count, target: int, guess: Fitted | N
         ValueError: the text stops growing before the target, so there is no largest sample.
     """
     smallest = maker.smallest
+    most = max(smallest, _UNITS_PER_TOKEN * target)
     fits: tuple[int, int] | None = None  # (units, tokens) of the largest that fits so far
     over: tuple[int, int] | None = None  # of the smallest that does not
     best = first = None
     slope = guess.tokens_per_unit if guess else 0.0
-    units = max(smallest, guess.units) if guess else smallest
+    units = min(max(smallest, guess.units), most) if guess else smallest
     for step in range(_MAX_COUNTS):
         sample = maker.make(key, units)
         tokens = count(sample.input, sample.answer_prefix)
@@ -65,7 +67,7 @@ def fit(maker: TaskMaker, key: str, count: Count, target: int, guess: Fitted | N
             if units == smallest:
                 raise TooLong(tokens, target)
             over = (units, tokens)
-        elif over is None and fits is not None and units >= 2 * fits[0] and tokens <= fits[1]:
+        elif units == most:
             break
         else:
             fits, best = (units, tokens), sample
@@ -73,20 +75,21 @@ def fit(maker: TaskMaker, key: str, count: Count, target: int, guess: Fitted | N
             return Fitted(best, *fits, tokens_per_unit=slope)
         if abs(units - first[0]) * 8 > first[0]:  # nearer points say more about their last words than about growth
             slope = (tokens - first[1]) / (units - first[0])
-        units = _next_units(smallest, fits, over, target, slope if step < _SECANT_STEPS else 0.0)
+        units = _next_units(smallest, most, fits, over, target, slope if step < _SECANT_STEPS else 0.0)
     raise ValueError(
-        f"the text of sample {key} stops growing at {units} units, short of the {target} tokens that it should have"
+        f"the text of sample {key} has {tokens} tokens with {units} units and does not grow to the {target} that it "
+        "should have"
     )
 
 
 def _next_units(
-    smallest: int, fits: tuple[int, int] | None, over: tuple[int, int] | None, target: int, slope: float
+    smallest: int, most: int, fits: tuple[int, int] | None, over: tuple[int, int] | None, target: int, slope: float
 ) -> int:
     """The units to count next, strictly between `fits` and `over`; doubled or halved when there is no slope."""
     known = [point for point in (fits, over) if point is not None]
     near_units, near_tokens = min(known, key=lambda point: abs(target - point[1]))
     low = fits[0] + 1 if fits else smallest
-    high = over[0] - 1 if over else 8 * near_units
+    high = over[0] - 1 if over else min(8 * near_units, most)
     if slope > 0:
         wanted = near_units + int((target - near_tokens) // slope)
     else:
