@@ -99,21 +99,35 @@ def examine(device: torch.device, show: Callable[[str], None] = print) -> bool:
     return failed == 0
 
 
+def named_device(name: str) -> torch.device:
+    """The device of a --device value.
+
+    Raises:
+        ValueError: no such device, here or anywhere.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device {name} is not cpu, cuda or cuda:N, where the definitions and kernels run")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {name} is not there: this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
 def main(argv: list[str] | None = None) -> int:
+    """Exit code: 0 all checks passed, 1 one failed, 2 a value that cannot be followed."""
     parser = argparse.ArgumentParser(prog="python -m kvfactory.doctor", description=__doc__.splitlines()[0])
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, help="cpu, cuda or cuda:N; the first GPU where there is one")
-    name = parser.parse_args(argv).device
     try:
-        device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):
-            raise ValueError(f"--device {name}: kernels run on cuda and their definitions on cpu, nowhere else")
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise ValueError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices")
-        return 0 if examine(device) else 1
-    except (ValueError, RuntimeError) as error:
+        device = named_device(parser.parse_args(argv).device)
+        why_torch(device)
+    except ValueError as error:
         print(f"python -m kvfactory.doctor: {error}", file=sys.stderr)
         return 2
+    return 0 if examine(device) else 1
 
 
 if __name__ == "__main__":

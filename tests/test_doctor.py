@@ -70,10 +70,16 @@ def test_without_triton_the_kernels_are_named_as_not_checked(monkeypatch):
     assert any("kvfactory.kernels.append needs triton" in line for line in absent)
 
 
-@pytest.mark.parametrize("name, said", [("cuda:99", "CUDA devices"), ("meta", "nowhere else"), ("gpu", "gpu")])
+@pytest.mark.parametrize("name, said", [("cuda:99", "CUDA devices"), ("meta", "is not cpu"), ("gpu", "is not cpu")])
 def test_devices_that_do_not_exist_are_refused(name, said, capsys):
     assert doctor.main(["--device", name]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_wrong_variable_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setenv(dispatch.VARIABLE, "fast")
+    assert doctor.main(["--device", "cpu"]) == 2
+    assert capsys.readouterr().err == "python -m kvfactory.doctor: KVFACTORY_KERNELS=fast is neither torch nor triton\n"
 
 
 def test_judgement_allows_twice_the_error_of_plain_torch_and_never_nan():

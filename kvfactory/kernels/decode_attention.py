@@ -22,6 +22,7 @@ from kvfactory.kernels.segments import (
 )
 
 _TILE_BYTES = 16 * 1024
+_STAGES = 3  # tiles of keys and of values under way: 70 KiB, so that three programs fit on a Hopper multiprocessor
 _LOG2_E = 1.4426950408889634
 
 
@@ -226,7 +227,7 @@ def _launch(q, k, v, starts, lengths, scale, out, workspace, new):
             JOIN_G=join_g,
             JOIN_N=max(1, 8192 // (join_g * block_d)),
             num_warps=8 if k.dtype == torch.float32 else 4,  # float32 products take registers that four warps lack
-            num_stages=3,
+            num_stages=_STAGES,
         )
     return out
 
