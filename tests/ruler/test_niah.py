@@ -167,7 +167,7 @@ def test_essay_is_cut_at_words():
     words = "a b c. d e. f.".split() * 4
     for count in range(1, 20):
         pieces = essay.words(count)
-        assert " ".join(pieces).split() == words[:count]
+        assert " ".join(pieces).split() == words[:count] and all(pieces)
         assert all(piece in ("a b c.", "d e.", "f.") for piece in pieces[:-1])
 
 

@@ -58,6 +58,18 @@ def test_units_change_the_length_alone():
         assert maker().make(str(index), 90) == samples[2]
 
 
+def test_names_and_values_are_never_drawn_twice(monkeypatch):
+    """With 32 names and two values to draw from, collisions are certain unless they are avoided."""
+    monkeypatch.setattr("kvfactory.ruler.vt.string.ascii_uppercase", "AB")
+    monkeypatch.setattr("random.Random.randint", lambda self, low, high: low + int(self.random() * 2))
+    for index in range(30):
+        sample = maker().make(str(index), 3)
+        example, problem = halves(sample)
+        assert solve(problem) == sample.outputs
+        assert not any(name in example for name in sample.outputs)
+        assert len(set(re.findall(r"hold the value (\d+)", sample.input))) == 2
+
+
 def test_the_chain_is_spread_over_the_whole_text():
     """Mean place of the i-th of five uniform draws in order is i/6; its standard error over 400 samples is 0.009."""
     places = [0.0] * 5
