@@ -1,4 +1,7 @@
-"""What the last query rows of a prompt say about each token besides plain causal sums. No S x S matrix is held."""
+"""What the last query rows of a prompt say about each token besides plain causal sums. No S x S matrix is held.
+
+Fused kernels take over where `kvfactory.kernels.dispatch` has them run.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from kvfactory.ops.scores import SCORE_BLOCK_BYTES, attention_rows
+from kvfactory.ops.scores import SCORE_BLOCK_BYTES, attention_rows, fused_scores
 
 BELOW_AVERAGE = 1 - 1e-6
 """A weight times the number of visible tokens below this is low; the gap keeps an exactly even row from counting."""
@@ -32,6 +35,8 @@ def low_weight_counts(
     Returns:
         counts (B, Hq, S) int64 and sums (B, Hq, S) float32.
     """
+    if fused := fused_scores(q, k):
+        return fused.low_weight_counts(q, k, scale=scale, first_row=first_row)
     B, Hq, S, _ = q.shape
     counts = torch.zeros(B, Hq, S, dtype=torch.int64, device=q.device)
     # Summed in float64, so that sums that are equal in exact arithmetic come out equal and tie.
@@ -48,6 +53,8 @@ def low_weight_counts(
 
 def row_normalisers(q: torch.Tensor, k: torch.Tensor, *, scale: float, first_row: int) -> torch.Tensor:
     """(B, Hq, S - first_row) float32 log-sum-exp of the causal logits of the query rows [first_row, S)."""
+    if fused := fused_scores(q, k):
+        return fused.row_normalisers(q, k, scale=scale, first_row=first_row)
     B, Hq, S, D = q.shape
     rows, Hk = S - first_row, k.shape[1]
     queries = q[:, :, first_row:].float().reshape(B, Hk, -1, D)
@@ -64,6 +71,8 @@ def unmasked_sums(
     Returns:
         (B, Hq, S) float32.
     """
+    if fused := fused_scores(q, k):
+        return fused.unmasked_sums(q, k, scale=scale, first_row=first_row)
     B, Hq, S, D = q.shape
     Hk = k.shape[1]
     keys = k.float().transpose(2, 3)

@@ -2,15 +2,29 @@
 
 Query head h reads kv head h // G, with G = Hq / Hk. Keys are never repeated: the G query heads of a group are folded
 into the row dimension of one matrix product. Scores are float32; `score_dtype="model"` reproduces the rounding of the
-original (logits and probabilities in the model's dtype, softmax in float32).
+original (logits and probabilities in the model's dtype, softmax in float32). Float32 scores come from fused kernels
+where `kvfactory.kernels.dispatch` has them run.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 import torch.nn.functional as F
 
+from kvfactory.kernels.dispatch import use_triton
+
 SCORE_BLOCK_BYTES = 256 * 2**20
+
+
+def fused_scores(q: torch.Tensor, k: torch.Tensor) -> ModuleType | None:
+    """`kvfactory.kernels.attention_scores` where its kernels take these tensors on their device, else None."""
+    if not use_triton(q.device):
+        return None
+    from kvfactory.kernels import attention_scores
+
+    return attention_scores if attention_scores.supports(q, k) else None
 
 
 def _fold(q: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
@@ -53,6 +67,8 @@ def window_scores(
         (B, Hq, S - window), float32 or q's dtype.
     """
     S = q.shape[2]
+    if score_dtype == "float32" and (fused := fused_scores(q, k)):
+        return fused.window_scores(q, k, window, scale=scale)
     rows = attention_rows(q, k, S - window, S, scale=scale, score_dtype=score_dtype)
     return rows[..., : S - window].sum(dim=2)
 
@@ -65,19 +81,24 @@ def column_sums(
     first_row: int = 0,
     score_dtype: str = "float32",
     block_bytes: int = SCORE_BLOCK_BYTES,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention that every token receives from the query rows [first_row, S), computed in row blocks.
 
     All keys a row may see are present in its block, so the softmax of each block is exact.
 
     Args:
-        block_bytes: bound on one block's probabilities in bytes.
+        block_bytes: bound on one block's probabilities in bytes; fused kernels hold none.
+        lse: (B, Hq, S) natural log-sum-exp of every row's scaled causal logits, where the attention has left it: saves
+            fused kernels one of two passes.
 
     Returns:
         (B, Hq, S) float32; with score_dtype "model" each probability is rounded first and the total once at the end.
     """
     B, Hq, S, _ = q.shape
     if score_dtype == "float32":
+        if fused := fused_scores(q, k):
+            return fused.column_sums(q, k, scale=scale, first_row=first_row, lse=lse)
         k = k.float()
     total = torch.zeros(B, Hq, S, dtype=torch.float32, device=q.device)
     block = max(1, block_bytes // (4 * B * Hq * S))
