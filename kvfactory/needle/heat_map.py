@@ -78,7 +78,7 @@ def _picture(
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=SIZE, dpi=DPI, layout="tight")
+    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     colours = LinearSegmentedColormap.from_list("needle", COLOURS)  # nan is transparent

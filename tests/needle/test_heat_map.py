@@ -66,23 +66,27 @@ def test_picture(tmp_path):
     assert share(pixels, "#FFFFFF") - share(whole, "#FFFFFF") == pytest.approx(2 * shares[0], abs=0.02)
 
 
-def white_columns(tmp_path, trained: int | None) -> list[int]:
-    rows = [row(length, depth, 1.0) for length in (1000, 2000, 3000, 4000) for depth in (0, 100)]
-    pixels = draw(tmp_path, rows, trained_length=trained)[2]
+LINE_ROWS = [row(length, depth, 1.0) for length in (1000, 2000, 3000, 4000) for depth in (0, 100)]
+
+
+def dashed_places(pixels) -> set[float]:
+    """Where dashed white columns are, in cells from the left."""
     body = np.abs(pixels.astype(int) - [0x0C, 0xD7, 0x9F]).max(axis=-1) <= 2
     left, right = np.flatnonzero(body.any(axis=0))[[0, -1]]
     band = pixels[np.flatnonzero(body.any(axis=1))][:, left : right + 1]
     edge = np.flatnonzero(body.mean(axis=0) > 0.5)
     right = next((a for a, b in zip(edge, edge[1:], strict=False) if b - a > 20), edge[-1])  # the colour bar is apart
     dashed = (band == 255).all(axis=-1).mean(axis=0)[: right - left]
-    return [round(4 * i / (right - left), 1) for i in np.flatnonzero((dashed > 0.3) & (dashed < 0.9))]
+    return {round(4 * i / (right - left), 1) for i in np.flatnonzero((dashed > 0.3) & (dashed < 0.9))}
 
 
 def test_dashed_line_divides_trained_from_longer(tmp_path):
-    assert set(white_columns(tmp_path, 2000)) == {2.0}
-    assert set(white_columns(tmp_path, 3999)) == {3.0}
-    for trained in (None, 999, 4000):
-        assert white_columns(tmp_path, trained) == []
+    without = draw(tmp_path, LINE_ROWS)[2]
+    assert dashed_places(without) == set()
+    for trained, place in ((2000, 2.0), (3999, 3.0)):
+        assert dashed_places(draw(tmp_path, LINE_ROWS, trained_length=trained)[2]) == {place}
+    for trained in (999, 4000):  # nothing to divide
+        assert np.array_equal(draw(tmp_path, LINE_ROWS, trained_length=trained)[2], without)
 
 
 def test_large_grids_keep_the_size(tmp_path):
