@@ -105,7 +105,7 @@ class NiahMaker:
         self._essay = essay
 
     def make(self, key: str, units: int) -> Sample:
-        """`depths` belong to `outputs`, one each: the share of sentences or lines in front of the needle, as upstream."""
+        """`depths` belong to `outputs`, one each: the share of sentences or lines before the needle, as upstream."""
         variant, draw = self.variant, random.Random(f"{key}/needles")
         taken: set[str] = set()
         keys = _draw_new(draw, variant.keys, variant.key_count, taken)
