@@ -36,7 +36,7 @@ def held(**changes):
     [
         ({"v": torch.zeros(10, 8)}, "contiguous"),
         ({"k": torch.zeros(10, 32)[:, :16]}, "contiguous"),
-        ({"k": torch.zeros(10, 16, dtype=torch.float64)}, "float64"),
+        ({x: torch.zeros(10, 16, dtype=torch.float64) for x in "kv"}, "float64"),
         ({"v": torch.zeros(10, 16, dtype=torch.float16)}, "float16"),
         ({"k": torch.zeros(4, 272), "v": torch.zeros(4, 272)}, "272"),
         ({"lengths": torch.tensor([4])}, "lengths"),
