@@ -17,6 +17,7 @@ from kvfactory.ops.adaptive import ragged_positions, window_means
 from kvfactory.ops.budget import head_demand, per_kv_head, water_fill
 from kvfactory.ops.head_scores import UNIFORM, HeadScores, check_scores_fit, load_head_scores, uniform_scores
 from kvfactory.ops.scores import pool_scores
+from kvfactory.ops.select import to_device
 from kvfactory.settings import Cell, MethodSettings, setting
 
 Table = tuple[tuple[int, ...], ...]
@@ -180,8 +181,11 @@ class HeadKV(WindowSelector):
         if self.keeps_all(ctx):
             return None
         scores = self.scores(q, k, v, ctx)
-        counts = torch.from_numpy(self.past_counts(ctx)).expand(k.shape[0], self.stored_heads)
-        return RaggedKept(*ragged_positions(scores, counts, ctx.prompt_len, self.window(ctx)))
+        counts = torch.from_numpy(self.past_counts(ctx)).repeat(k.shape[0], 1)
+        lengths = counts.flatten() + self.window(ctx)
+        on_device = to_device(counts, scores.device)
+        indices, _ = ragged_positions(scores, on_device, ctx.prompt_len, self.window(ctx), size=int(lengths.sum()))
+        return RaggedKept(indices, lengths)
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
         s = self.settings

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import torch
 
-from kvfactory.ops.scores import attention_rows
+from kvfactory.ops.scores import attention_rows, window_scores
 from kvfactory.ops.select import rank_keys, top_positions
 
 
@@ -22,6 +22,8 @@ def window_means(
         (B, Hq, S - window), float32 or q's dtype.
     """
     S = q.shape[2]
+    if score_dtype == "float32":
+        return window_scores(q, k, window, scale=scale) / window
     rows = attention_rows(q, k, S - window, S, scale=scale, score_dtype=score_dtype)
     return rows[..., : S - window].mean(dim=2)
 
@@ -53,7 +55,7 @@ def flat_ranking_counts(
         best = top_positions(scores, protected)
         weighed = weighed.scatter(-1, best, torch.inf)
     # The position inside a head does not change a count, so the flat position is the whole tie rule.
-    chosen = top_positions(weighed.reshape(B, Hs * P), Hs * base)
+    chosen = rank_keys(weighed.reshape(B, Hs * P)).topk(Hs * base, dim=-1, sorted=False).indices
     counts = torch.zeros(B, Hs, dtype=torch.int64, device=scores.device)
     return counts.scatter_add_(1, chosen // P, torch.ones_like(chosen))
 
@@ -88,28 +90,30 @@ def as_fraction(share: float) -> Fraction:
 
 
 def ragged_positions(
-    scores: torch.Tensor, counts: torch.Tensor, prompt_len: int, window: int
+    scores: torch.Tensor, counts: torch.Tensor, prompt_len: int, window: int, size: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The `counts` best tokens of every head, then the window; ties go to the lower position.
 
     Args:
-        scores: (B, Hs, P) float with P = prompt_len - window.
-        counts: (B, Hs) int64 on the CPU, 0 to P.
+        scores: (B, Hs, P) float with P = prompt_len - window, no NaN.
+        counts: (B, Hs) int64 on the scores' device, 0 to P.
+        size: a number of positions that is enough; the exact one when not given, for which the host waits.
 
     Returns:
-        (N,) int64 positions on the scores' device, segments (row, head) back to back and ascending inside; and
-        (B * Hs,) int64 segment lengths on the CPU.
+        (size,) int64 positions, segments (row, head) back to back and ascending inside, zeros behind the last one; and
+        (B * Hs,) int64 segment lengths; both on the scores' device.
     """
-    B, Hs, _ = scores.shape
+    B, Hs, P = scores.shape
     device = scores.device
-    longest = int(counts.max())
-    order = rank_keys(scores).topk(longest, dim=-1).indices
-    rank = torch.arange(longest, device=device)
-    order = order.masked_fill(rank >= counts.to(device).unsqueeze(-1), prompt_len)  # sorts behind every position
-    tail = torch.arange(prompt_len - window, prompt_len, device=device).expand(B, Hs, window)
-    rows = torch.cat([order, tail], dim=-1).sort(dim=-1).values
     lengths = counts.flatten() + window
-    starts = lengths.cumsum(0) - lengths
-    segment = torch.repeat_interleave(torch.arange(B * Hs), lengths)
-    slot = segment * (longest + window) + torch.arange(int(lengths.sum())) - starts[segment]
-    return rows.flatten()[slot.to(device)], lengths
+    if size is None:
+        size = int(lengths.sum())
+    order = scores.float().sort(dim=-1, descending=True, stable=True).indices
+    best = torch.arange(P, device=device) < counts.unsqueeze(-1)  # by rank
+    chosen = torch.ones(B, Hs, prompt_len, dtype=torch.bool, device=device)
+    chosen[..., :P].scatter_(-1, order, best)
+    starts = (lengths.cumsum(0) - lengths).view(B, Hs, 1)
+    slots = torch.where(chosen, starts + chosen.cumsum(-1) - 1, size)  # what is not chosen goes behind the end
+    positions = torch.arange(prompt_len, device=device).expand(B, Hs, prompt_len)
+    indices = torch.zeros(size + 1, dtype=torch.int64, device=device)
+    return indices.scatter_(0, slots.flatten(), positions.flatten())[:size], lengths

@@ -43,14 +43,24 @@ def with_window(selected: torch.Tensor, prompt_len: int, window: int) -> torch.T
     return torch.cat([selected, tail.expand(*selected.shape[:-1], window)], dim=-1)
 
 
+def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on `device`; from the host it is copied in the stream's order, without waiting for the device."""
+    if x.device.type == "cpu" and device.type == "cuda":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
+
+
 def gather_ragged(x: torch.Tensor, kept: RaggedKept) -> torch.Tensor:
-    """Rows of `x` (B, Hk, S, D) at ragged positions -> (N, D), segments back to back as in `kept`."""
+    """Rows of `x` (B, Hk, S, D) at ragged positions -> (N, D), segments back to back as in `kept`.
+
+    Positions behind the last segment are read from the last head.
+    """
     B, Hk, S, D = x.shape
-    lengths = kept.lengths.to(x.device)
-    copies = lengths.numel() // (B * Hk)
-    head = torch.arange(lengths.numel(), device=x.device) // copies
-    base = torch.repeat_interleave(head * S, lengths, output_size=kept.indices.numel())
-    return x.reshape(B * Hk * S, D)[base + kept.indices]
+    copies = kept.lengths.numel() // (B * Hk)
+    ends = to_device(kept.lengths, x.device).cumsum(0)
+    segment = torch.searchsorted(ends, torch.arange(kept.indices.numel(), device=x.device), right=True)
+    head = (segment // copies).clamp_(max=B * Hk - 1)
+    return x.reshape(B * Hk * S, D)[head * S + kept.indices]
 
 
 def gather_tokens(x: torch.Tensor, kept: Kept | torch.Tensor) -> torch.Tensor:

@@ -121,6 +121,15 @@ def test_ragged_positions_of_equal_counts_of_zero_are_the_window():
     assert indices.tolist() == [5, 6, 7, 5, 6, 7] and lengths.tolist() == [3, 3]
 
 
+def test_a_size_that_is_more_than_enough_leaves_zeros_behind():
+    """The host can name a bound without waiting for the counts; segments stay where they are."""
+    scores, counts = random_scores(2, 3, 20, seed=4), torch.tensor([[3, 0, 20], [1, 7, 2]])
+    exact, lengths = ragged_positions(scores, counts, 24, 4)
+    padded, same = ragged_positions(scores, counts, 24, 4, size=70)
+    assert exact.numel() == 33 + 6 * 4 and torch.equal(lengths, same)
+    assert torch.equal(padded[:57], exact) and padded[57:].tolist() == [0] * 13
+
+
 def test_window_means_equal_dense_attention():
     B, Hq, Hk, S, D, window = 1, 6, 2, 29, 8, 5
     g = torch.Generator().manual_seed(0)

@@ -62,6 +62,8 @@ def test_gather_ragged_equals_gather_head_by_head(heads):
     x = torch.randn(2, 2, 13, 5, generator=g)
     lengths = torch.randint(1, 13, (2 * heads,), generator=g)
     parts = [torch.randperm(13, generator=g)[:n].sort().values for n in lengths.tolist()]
-    got = gather_ragged(x, RaggedKept(torch.cat(parts), lengths)).split(lengths.tolist())
-    for i, (rows, positions) in enumerate(zip(got, parts, strict=True)):
+    exact = gather_ragged(x, RaggedKept(torch.cat(parts), lengths))
+    for i, (rows, positions) in enumerate(zip(exact.split(lengths.tolist()), parts, strict=True)):
         assert torch.equal(rows, x[i // heads, (i % heads) // (heads // 2)][positions])
+    spare = gather_ragged(x, RaggedKept(torch.cat([*parts, torch.zeros(5, dtype=torch.int64)]), lengths))
+    assert torch.equal(spare[:-5], exact)

@@ -1,0 +1,46 @@
+"""How often the host waits for the device while a layer's prompt is compressed: a stall there idles the GPU."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from kvfactory.methods.base import LayerShape, PromptContext, RaggedKept
+from kvfactory.ops.select import gather_ragged, gather_tokens
+from kvfactory.plan import make_plan
+
+WAITS = {"snapkv": 0, "pyramidkv": 0, "headkv": 0, "streamingllm": 0, "l2norm": 0, "h2o": 0, "adakv": 1}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@pytest.mark.parametrize("granularity", ["kv_head", "query_head"])
+@pytest.mark.parametrize("method", sorted(WAITS))
+def test_waits_of_a_layer(method, granularity, kernels, monkeypatch):
+    """The second pass is counted: compilation and first allocations may wait."""
+    monkeypatch.setenv("KVFACTORY_KERNELS", kernels)
+    options = {"head_path": "uniform"} if method == "headkv" else {}
+    plan = make_plan(method, max_capacity_prompt=200, kv_cache_granularity=granularity, **options)
+    cluster = plan.build(LayerShape(2, 4, 8, 2, 64))
+    q, k, v = (torch.randn(1, h, 900, 64, device="cuda", dtype=torch.bfloat16) for h in (8, 2, 2))
+    ctx = PromptContext(900, 200)
+
+    def one_pass():
+        kept = cluster.compress(q, k, v, ctx)
+        gather = gather_ragged if isinstance(kept, RaggedKept) else gather_tokens
+        return gather(k, kept), gather(v, kept)
+
+    one_pass()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            one_pass()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [str(w.message) for w in caught if "synchroniz" in str(w.message)]
+    assert len(waits) == WAITS[method], waits
