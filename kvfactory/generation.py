@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -9,11 +10,12 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from kvfactory.cache.kv_cache import KVCache
-from kvfactory.decoder import Decoder, Request, RowOutput, Timing, device_time
-from kvfactory.monkeypatch import Attachment, cache_keyword, get_attachment
-from kvfactory.plan import Plan
+from kvfactory.decoder import Decoder, device_time
+from kvfactory.graph_support import graph_obstacle
+from kvfactory.monkeypatch import Attachment, get_attachment
+from kvfactory.rows import Finished, Request, RowOutput, Timing
 
-DECODE_PATHS = ("auto", "loop", "hf")
+DECODE_PATHS = ("auto", "loop", "graph", "hf")
 
 
 @dataclass
@@ -96,7 +98,7 @@ def _generate_hf(model: PreTrainedModel, request: Request, attachment: Attachmen
             ids[None],
             attention_mask=torch.ones_like(ids)[None],
             generation_config=config,
-            **{cache_keyword(model): cache},
+            **{attachment.cache_keyword: cache},
         )
     finally:
         model.generation_config = checkpoints
@@ -107,12 +109,17 @@ def _generate_hf(model: PreTrainedModel, request: Request, attachment: Attachmen
 
 
 def generate_rows(
-    model: PreTrainedModel, requests: Iterable[Request], *, batch_size: int = 1, decode: str = "auto"
-) -> Iterator[tuple[Request, RowOutput | Exception, Plan]]:
-    """Rows of all requests as they finish; see `Decoder.run`. The `hf` path takes one row at a time."""
+    model: PreTrainedModel,
+    requests: Iterable[Request],
+    *,
+    batch_size: int = 1,
+    decode: str = "loop",
+    keep_caches: bool = True,
+) -> Iterator[Finished]:
+    """Rows of all requests as they finish; see `Decoder`. The `hf` path takes one row at a time."""
     attachment = get_attachment(model)
     if decode != "hf":
-        yield from Decoder(model, batch_size).run(requests)
+        yield from Decoder(model, batch_size, decode == "graph", keep_caches).run(requests)
         return
     for request in requests:
         for plan in request.plans:
@@ -121,6 +128,19 @@ def generate_rows(
                 yield request, _generate_hf(model, alone, attachment), plan
             except Exception as error:  # handed to the caller, as the loop does
                 yield request, error, plan
+
+
+def _resolve_decode(model: PreTrainedModel, attachment: Attachment, decode: str) -> str:
+    """What "auto" means here; a graph that is not possible gives way to the loop, with its reason on standard error."""
+    if decode not in ("auto", "graph") or (decode == "auto" and model.device.type != "cuda"):
+        return "loop" if decode == "auto" else decode
+    obstacle = graph_obstacle(attachment, attachment.plan, model.device, model.dtype)
+    if obstacle is None:
+        return "graph"
+    if not attachment.told_obstacle:
+        attachment.told_obstacle = True
+        print(f"note: decoding in the loop instead of a graph: {obstacle}", file=sys.stderr, flush=True)
+    return "loop"
 
 
 def _as_rows(input_ids: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -151,7 +171,8 @@ def generate(
         input_ids: (S,), (B, S) without padding, or a list of 1-D tensors of any lengths.
         min_new_tokens: so many first tokens cannot be stops.
         eos_token_id: None takes the checkpoint's ids, an empty list never stops.
-        decode: "loop" (our own), "hf" (transformers' generate, one row at a time), "auto" (the loop).
+        decode: "loop" (our own, a forward a token), "graph" (the same step captured once and replayed; CUDA), "hf"
+            (transformers' generate, one row at a time), "auto" (graph where it is possible, else loop).
         example_id: what randomised methods derive their draws from, one per row or one for all.
         sampler: replaces the draw of a randomised method.
         batch_size: rows that decode together; default all.
@@ -169,6 +190,7 @@ def generate(
         )
     if decode not in DECODE_PATHS:
         raise ValueError(f"--decode {decode!r} is not one of {', '.join(DECODE_PATHS)}")
+    decode = _resolve_decode(model, attachment, decode)
     if max_new_tokens < 1 or not 0 <= min_new_tokens <= max_new_tokens:
         raise ValueError(
             f"max_new_tokens={max_new_tokens}, min_new_tokens={min_new_tokens}: need 0 <= min <= max, max >= 1"

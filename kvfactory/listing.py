@@ -102,7 +102,8 @@ def _try(model: PreTrainedModel, method: str, backend: str, granularity: str, ro
     attachment.record_positions = True
     hook = model.get_output_embeddings().register_forward_hook(lambda module, args, out: logits.append(out[:, -1]))
     try:
-        out = generate(model, rows, NEW_TOKENS, eos_token_id=[], example_id="verify")
+        # The loop, since a replayed step calls no hook.
+        out = generate(model, rows, NEW_TOKENS, eos_token_id=[], example_id="verify", decode="loop")
         wrong = None
         for row in out.rows:
             ctx = row.cache.context(None)

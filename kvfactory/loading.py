@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -19,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from kvfactory.assets import ASSETS, resolve_model
 from kvfactory.backends import get_backend
+from kvfactory.graph_support import graph_obstacle
 from kvfactory.monkeypatch import attach_plan, detach
 from kvfactory.plan import Plan
 from kvfactory.weight_files import check_layers, error_line, find_weights, stored_shapes
@@ -77,6 +79,14 @@ class Computation:
     dtype: str
     attn_implementation: str
     decode: str
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    def with_decode(self, decode: str) -> Computation:
+        """The same, `decode` resolved where it is still open."""
+        return dataclasses.replace(self, decode=decode) if self.decode in ("auto", "graph") else self
 
 
 def quiet_transformers() -> None:
@@ -241,7 +251,7 @@ def resolve_computation(
     checkpoint: Checkpoint, device: str = "auto", dtype: str = "auto", attn_implementation: str = "auto",
     decode: str = "auto",
 ) -> Computation:  # fmt: skip
-    """Every `auto` replaced by what it means here.
+    """Every `auto` replaced by what it means here; `decode` stays auto on CUDA, since it depends on the method.
 
     Raises:
         ValueError: CUDA or a flash package asked for and absent, or a precision that the kernels do not take.
@@ -264,11 +274,21 @@ def resolve_computation(
                 f"--attn_implementation {attn_implementation} needs float16 or bfloat16, not {dtype}; use sdpa, or "
                 "--dtype bfloat16"
             )
-    return Computation(device, dtype, attn_implementation, "loop" if decode == "auto" else decode)
+    if decode == "graph" and device != "cuda":
+        raise ValueError("--decode graph replays CUDA graphs and needs --device cuda; use loop on the CPU")
+    if decode == "auto" and device != "cuda":
+        decode = "loop"
+    return Computation(device, dtype, attn_implementation, decode)
 
 
-def check_attachable(checkpoint: Checkpoint, plans: Iterable[Plan], backend: str) -> None:
+def check_attachable(
+    checkpoint: Checkpoint, plans: Iterable[Plan], computation: Computation
+) -> list[tuple[Computation, str | None]]:
     """Attaches every plan to a model without weights, so that what cannot work is refused before they load.
+
+    Returns:
+        For each plan the computation with its way of decoding, and why that is not the graph where one was possible
+        or asked for.
 
     Raises:
         ValueError: a model family off transformers' attention interface, or a method that this model leaves nothing
@@ -282,14 +302,20 @@ def check_attachable(checkpoint: Checkpoint, plans: Iterable[Plan], backend: str
             f"--model_path {checkpoint.name}: transformers cannot build this model with sdpa attention "
             f"({error_line(error)})"
         ) from error
+    found = []
     for plan in plans:
         try:
-            attach_plan(model, plan, backend)
+            attachment = attach_plan(model, plan, computation.attn_implementation)
         except ValueError as error:
             if str(error).startswith("--"):
                 raise  # it names the flag to blame
             raise ValueError(f"--model_path {checkpoint.name}: {error}") from error
+        obstacle = None
+        if computation.decode in ("auto", "graph"):
+            obstacle = graph_obstacle(attachment, plan, torch.device(computation.device), computation.torch_dtype)
+        found.append((computation.with_decode("graph" if obstacle is None else "loop"), obstacle))
         detach(model)
+    return found
 
 
 def load_model(checkpoint: Checkpoint, computation: Computation) -> PreTrainedModel:

@@ -106,6 +106,8 @@ class Attachment:
 
     Attributes:
         all_slots: one `LayerSlot` per attention layer, in model order; slots: those of compressible layers.
+        heads: query heads and kv heads of a layer.
+        graph_engines: rows in flight -> the captured step of so many, kept for the next run (`kvfactory.decoder`).
         record_positions: whether new caches keep the original positions of what they store, see `KVCache`.
     """
 
@@ -117,7 +119,8 @@ class Attachment:
         self.record_positions = False
         self._model = weakref.ref(model)
         self._stock_attention = model.config._attn_implementation
-        self._cache_keyword = cache_keyword(model)
+        self._parameters = list(inspect.signature(model.forward).parameters)
+        self.cache_keyword = cache_keyword(model)
         config = model.config.get_text_config(decoder=True)
         backend = get_backend(backend_name)
         modules = attention_modules(model)
@@ -132,9 +135,11 @@ class Attachment:
                 f"{type(model).__name__} does not say how many key-value heads it has, so its layout is not known; "
                 f"supported families: {', '.join(FAMILIES)}"
             )
-        self._heads = (config.num_attention_heads, kv_heads)
+        self.heads = (config.num_attention_heads, kv_heads)
         self._inv_freq = rotary_frequencies(model)
         self._clusters: dict[int, tuple[Plan, list[KVCluster]]] = {}
+        self.graph_engines: dict[int, Any] = {}
+        self.told_obstacle = False
         for slot, cluster in zip(self.slots, self.clusters(plan), strict=True):
             slot.cluster = cluster
         model.set_attn_implementation(ATTENTION_NAME)
@@ -161,7 +166,7 @@ class Attachment:
     def clusters(self, plan: Plan) -> list[KVCluster]:
         """One cluster per compressible layer for `plan`, the attached one or another that shares the prompt pass."""
         if id(plan) not in self._clusters:
-            shapes = [LayerShape(i, len(self.slots), *self._heads, s.module.head_dim) for i, s in enumerate(self.slots)]
+            shapes = [LayerShape(i, len(self.slots), *self.heads, s.module.head_dim) for i, s in enumerate(self.slots)]
             if shapes:
                 plan.cluster.check_model(plan.settings, shapes[0], self.model.config._name_or_path or None)
             built = []
@@ -183,7 +188,7 @@ class Attachment:
 
     def full_bytes(self, length: int, itemsize: int) -> int:
         """Bytes of `length` tokens of one row at kv heads, compressible layers only."""
-        return sum(2 * self._heads[1] * slot.module.head_dim * length * itemsize for slot in self.slots)
+        return sum(2 * self.heads[1] * slot.module.head_dim * length * itemsize for slot in self.slots)
 
     def resolve_budget(self, plan: Plan, prompt_len: int, template_tail: int = 0) -> int:
         """The budget of `plan` in tokens for a prompt of `prompt_len` tokens, checked against the method's settings."""
@@ -198,11 +203,10 @@ class Attachment:
 
     def _take_over_cache(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Forward pre-hook: swaps an empty cache of transformers for ours and refuses what cannot work."""
-        parameters = list(inspect.signature(model.forward).parameters)
-        if len(args) > parameters.index(self._cache_keyword):
-            kwargs = dict(zip(parameters, args, strict=False)) | kwargs
+        if len(args) > self._parameters.index(self.cache_keyword):
+            kwargs = dict(zip(self._parameters, args, strict=False)) | kwargs
             args = ()
-        for name in {self._cache_keyword, "past_key_values"}:
+        for name in {self.cache_keyword, "past_key_values"}:
             cache = kwargs.get(name)
             if cache is None:
                 continue
@@ -242,6 +246,7 @@ class Attachment:
     def remove(self) -> None:
         """Takes the method off the model; its outputs are stock again, bit for bit."""
         self._hook.remove()
+        self.graph_engines.clear()
         del self.model.__dict__["generate"]
         for slot in self.all_slots:
             del slot.module.kv_slot

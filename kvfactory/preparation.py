@@ -5,6 +5,7 @@ Nothing is written; the only trace a refusal may leave is a model or a data set 
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,9 +51,14 @@ class DatasetPart:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One method under one budget: its plan, its files, and what its record says."""
+    """One method under one budget: its plan, its files, and what its record says.
+
+    Attributes:
+        decode: loop, graph or hf.
+    """
 
     plan: Plan
+    decode: str
     paths: RunPaths
     settings: dict[str, Any]
     facts: dict[str, dict[str, Any]]
@@ -110,17 +116,20 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
         raise ValueError(
             f"--eval_batch_size {settings.eval_batch_size} is more than the {most} examples of the largest dataset"
         )
-    check_attachable(checkpoint, plans, computation.attn_implementation)
+    decoding = check_attachable(checkpoint, plans, computation)
     usual = resolve_computation(checkpoint, settings.device)
     identity = checkpoint.facts()
     runs = []
-    for plan in plans:
-        label = settings.run_name or label_of(plan, suite, computation, usual)
+    for plan, (computed, obstacle) in zip(plans, decoding, strict=True):
+        asked = "auto" if computation.decode == "graph" else computation.decode
+        label = settings.run_name or label_of(plan, suite, dataclasses.replace(computation, decode=asked), usual)
         paths = RunPaths(settings.save_dir, checkpoint.name, plan.budget.tag, label, settings.shard)
-        recorded = record_settings(plan, suite, computation, encoder) | identity
+        recorded = record_settings(plan, suite, computed, encoder) | identity
         facts = {name: _facts(plan, settings, encoder, part) for name, part in parts.items()}
         notes = _notes(plan, suite, facts, unread.get(plan.method, []))
-        runs.append(PlannedRun(plan, paths, recorded, facts, notes))
+        if obstacle is not None:
+            notes += (f"{plan.method} decodes in the loop instead of a graph: {obstacle}",)
+        runs.append(PlannedRun(plan, computed.decode, paths, recorded, facts, notes))
     _check_distinct(runs)
     return Job(settings, suite, checkpoint, computation, encoder, parts, runs)
 

@@ -193,8 +193,12 @@ class RunSettings:
     decode: str = flag(
         "compute",
         "auto",
-        "who generates: loop is our own, hf the generate of transformers, with the same tokens",
-        choices=("auto", "loop", "hf"),
+        "who generates, with the same tokens: loop is our own, a forward a token; graph replays it as a captured CUDA "
+        "graph; hf is the generate of transformers; auto is graph on CUDA, and loop, with a note, where that cannot be",
+        choices=("auto", "loop", "graph", "hf"),
+    )
+    verify_decode: bool = flag(
+        "compute", False, "decode the first example of every graph run in the loop as well, and compare the tokens"
     )
     eval_batch_size: int = flag(
         "compute",

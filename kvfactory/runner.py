@@ -167,6 +167,8 @@ class Sweep:
         self.stop = stop
         self._by_plan = {id(run.planned.plan): run for run in active}
         self._halted = False
+        ways = {run.planned.decode for run in active}
+        self._decode = "graph" if "graph" in ways else ways.pop()
 
     def run(self) -> None:
         for name, part in self.job.parts.items():
@@ -200,7 +202,8 @@ class Sweep:
                 self.attachment.model,
                 self._requests(part, progress),
                 batch_size=batch,
-                decode=self.job.computation.decode,
+                decode=self._decode,
+                keep_caches=False,
             )
             for request, output, plan in rows:
                 example: Example = request.tag
@@ -251,7 +254,7 @@ class Sweep:
                 torch.cuda.empty_cache()
             text = f"{type(error).__name__}: {' '.join(str(error).split())}"
             print(f"failed: {part.name}/{record['_id']}: {text}", file=sys.stderr, flush=True)
-            row = {"_id": record["_id"], "dataset": part.name, "error": text}
+            row = {"_id": record["_id"], "dataset": part.name} | self.job.suite.place(record) | {"error": text}
             self._halted |= self.job.settings.fail_fast
         run.files.results[part.name].append(row)
         if progress is not None:

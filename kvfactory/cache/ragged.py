@@ -6,6 +6,8 @@ is padded in storage; a query_head store may let several segments share one slot
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 
 from kvfactory.backends import Backend
@@ -40,10 +42,37 @@ class RaggedStore(Store):
         self._k, self._v = k, v
         self._host_starts, self._host_lengths, self._capacities = starts, lengths, capacities
         self._prompt_lengths = lengths.clone() if prompt_lengths is None else prompt_lengths
-        # Copies: on the CPU `to` alone would make host and device lengths one tensor, advanced twice.
-        self._starts, self._lengths = starts.to(k.device), lengths.to(k.device, copy=True)
         self._buckets: list[tuple[torch.Tensor, torch.Tensor, int]] | None = None
         self._bucket_room = 0
+
+    @cached_property
+    def _starts(self) -> torch.Tensor:
+        """(rows, Hs) on the device; made when a read or an append first needs it."""
+        return self._host_starts.to(self._k.device)
+
+    @cached_property
+    def _lengths(self) -> torch.Tensor:
+        # A copy: on the CPU `to` alone would make host and device lengths one tensor, advanced twice.
+        return self._host_lengths.to(self._k.device, copy=True)
+
+    @property
+    def host_segments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(starts, lengths, capacities), (rows, Hs) int64 each, on the host."""
+        return self._host_starts, self._host_lengths, self._capacities
+
+    @property
+    def prompt_lengths(self) -> torch.Tensor:
+        """(rows, Hs) slots filled by the prompt."""
+        return self._prompt_lengths
+
+    @property
+    def room(self) -> int:
+        """Tokens that every segment can still take."""
+        return int((self._capacities - self._host_lengths).min())
+
+    def segment_lengths(self, row: int) -> list[int]:
+        """Slots in use of a row's segments, shared ones counted once."""
+        return self._unique(self._host_lengths, row)
 
     @classmethod
     def build(cls, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, slack: int) -> RaggedStore:
@@ -109,6 +138,8 @@ class RaggedStore(Store):
         slack = max(t, int((self._capacities - self._prompt_lengths).max()) * 2)
         rebuilt = join_rows([(self, row) for row in range(self.rows)], slack)
         rebuilt._prompt_lengths = self._prompt_lengths
+        for name in ("_starts", "_lengths"):
+            self.__dict__.pop(name, None)
         self.__dict__.update(rebuilt.__dict__)
 
     def take_row(self, row: int) -> RaggedStore:
@@ -176,7 +207,7 @@ class RaggedStore(Store):
 
     @property
     def nbytes(self) -> int:
-        slots = sum(sum(self._unique(self._host_lengths, row)) for row in range(self.rows))
+        slots = sum(sum(self.segment_lengths(row)) for row in range(self.rows))
         return slots * (self._k.shape[1] + self._v.shape[1]) * self.itemsize
 
     @property

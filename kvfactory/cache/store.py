@@ -38,6 +38,11 @@ class Store(ABC):
         """Attention of the newest queries q (B, Hq, t, D), whose keys are already appended -> (B, t, Hq, D)."""
 
     @property
+    def buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tensors that keys and values are held in, (..., D) each."""
+        return self._k, self._v
+
+    @property
     @abstractmethod
     def rows(self) -> int:
         """Sequences held."""

@@ -72,6 +72,10 @@ class Suite(ABC):
     def fields(self, dataset: Dataset, record: dict[str, Any], pred: str) -> dict[str, Any]:
         """The leading fields of a result row, `_id` and `pred` among them."""
 
+    def place(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Fields that say where in the benchmark a row belongs, for rows that failed as well."""
+        return {}
+
     @abstractmethod
     def scores(self, dataset: Dataset, record: dict[str, Any], pred: str) -> dict[str, Any]:
         """`score` in [0, 1], and further fields about it; ValueError for an answer that cannot be scored."""

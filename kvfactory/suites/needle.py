@@ -139,6 +139,7 @@ class NeedleInHaystack(Suite):
         self.needles: dict[str, Needle] = {needle.name: needle for needle in chosen}
         self.text = haystack_text(settings.haystack_dir, settings.seed)
         self.haystack: NeedleHaystack | None = None
+        self.trained_length: int | None = None
 
     @property
     def reads_seed(self) -> bool:
@@ -159,6 +160,7 @@ class NeedleInHaystack(Suite):
             generation_config=checkpoint.generation_config,
             legacy_decode_cleanup=settings.legacy_decode_cleanup,
         )
+        self.trained_length = encoder.window
         longest = max(length for length, _ in settings.grid())
         if encoder.window is not None and longest > encoder.window:
             raise ValueError(
@@ -189,7 +191,6 @@ class NeedleInHaystack(Suite):
             "haystack": {"source": self.text.source, "sha256": self.text.sha256},
             "needles": {n.name: {"text": n.text, "question": n.question} for n in self.needles.values()},
             "max_new_tokens": max_new,
-            "trained_length": encoder.window,
         }
         return [Dataset(NEEDLE_TASK.name, NEEDLE_TASK, chosen, max_new, facts)]
 
@@ -205,15 +206,20 @@ class NeedleInHaystack(Suite):
             "answers": [needle.text],
             "pred": pred,
             "needle": needle.name,
-            "context_length": record["length"],
-            "depth_percent": record["depth"],
+            **self.place(record),
             "dataset": dataset.name,
             "_id": record["_id"],
         }
 
+    def place(self, record: dict) -> dict[str, Any]:
+        return {"context_length": record["length"], "depth_percent": record["depth"]}
+
     def scores(self, dataset: Dataset, record: dict, pred: str) -> dict[str, Any]:
         found = needle_scores(self.needles[record["needle"]], pred)
         return {"score": found["recall"], "scores": found}
+
+    def identity(self) -> dict[str, Any]:
+        return super().identity() | {"trained_length": self.trained_length}
 
     def notes(self) -> list[str]:
         provider = self.settings.model_provider
@@ -238,6 +244,6 @@ class NeedleInHaystack(Suite):
                 continue
             picture = path.with_name(f"{planned.paths.label}.png")
             title = f"{job.checkpoint.name} {planned.plan.budget.tag} {planned.paths.label}"
-            mean = write_heat_map(rows, picture, picture.with_suffix(".csv"), title, job.encoder.window)
+            mean = write_heat_map(rows, picture, picture.with_suffix(".csv"), title, self.trained_length)
             told.append(f"heat map: {picture} (mean recall {mean:.3f})")
         return told

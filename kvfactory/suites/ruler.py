@@ -17,7 +17,7 @@ from kvfactory.data.tasks import Task
 from kvfactory.data.templates import chat_template_text, model_family, parse_thinking
 from kvfactory.loading import Checkpoint
 from kvfactory.paths import cache_dir
-from kvfactory.ruler.generate import check_length, generate_task, write_task
+from kvfactory.ruler.generate import check_length, generate_task, source_facts, write_task
 from kvfactory.ruler.metrics import ruler_score
 from kvfactory.ruler.read import locate_ruler, read_ruler
 from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_task, get_ruler_task
@@ -133,7 +133,7 @@ class Ruler(Suite):
         if settings.data_dir is None:
             paths = (settings.essays_dir, settings.squad, settings.hotpot)
             self.sources = Sources(*(None if path is None else Path(path) for path in paths))
-            self.texts = self.sources.facts()
+            self.texts = {task: source_facts(task, self.sources) for task in settings.tasks}
         else:
             self.files = locate_ruler(settings.data_dir, settings.lengths, settings.tasks)
             self.read = {key: read_ruler(file, key[1]) for key, file in self.files.items()}
@@ -193,19 +193,19 @@ class Ruler(Suite):
             path = self._generated(checkpoint, encoder, length, task)
             records = read_ruler(path, task.name)
             # Sample i depends on neither the number of samples nor the others: a run may go on with more of them.
-            facts = {"generated": self._recipe(checkpoint, encoder)}
+            facts = {"generated": self._recipe(checkpoint, encoder, task)}
         records = choose_examples(records, settings.max_num_examples, settings.sample_method, settings.seed, name)
         new = ANCHOR_NEW_TOKENS if settings.ruler_protocol == "anchor" else task.max_new_tokens
         max_new = settings.max_new_tokens or new
         return Dataset(name, task, records, max_new, {**facts, "max_new_tokens": max_new})
 
-    def _recipe(self, checkpoint: Checkpoint, encoder: PromptEncoder) -> dict[str, Any]:
+    def _recipe(self, checkpoint: Checkpoint, encoder: PromptEncoder, task: Task) -> dict[str, Any]:
         """What decides a generated sample besides task, length and number."""
         wrap = encoder.wrap
         return {
             "version": __version__,
             "seed": self.settings.seed,
-            "sources": self.texts,
+            "source": self.texts[task.name],
             "tokenizer": checkpoint.facts()["tokenizer"]["sha256"],
             "wrap": [wrap.kind, wrap.head, wrap.tail],
         }
@@ -216,7 +216,7 @@ class Ruler(Suite):
         samples = settings.num_samples or OFFICIAL_SAMPLES
         if settings.max_num_examples is not None and settings.sample_method == "topk":
             samples = min(samples, settings.max_num_examples)
-        recipe = json.dumps([self._recipe(checkpoint, encoder), samples], sort_keys=True)
+        recipe = json.dumps([self._recipe(checkpoint, encoder, task), samples], sort_keys=True)
         folder = cache_dir() / "ruler" / hashlib.sha256(recipe.encode()).hexdigest()[:16]
         path = folder / str(length) / f"{task.name}.jsonl"
         if not path.is_file():

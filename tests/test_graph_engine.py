@@ -1,0 +1,172 @@
+"""The step that is captured on CUDA, run uncaptured on the CPU: the loop's tokens, rows that come and go, one pool."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from tiny import random_prompt, tiny_model
+
+from kvfactory import attach, detach
+from kvfactory.decoder import Decoder
+from kvfactory.graph_engine import GraphEngine
+from kvfactory.graph_support import _of_method
+from kvfactory.methods import METHODS
+from kvfactory.plan import make_plan
+from kvfactory.rows import Request
+
+REPLAYABLE = ["fullkv", "snapkv", "streamingllm", "h2o", "l2norm", "pyramidkv", "adakv", "random"]
+LENGTHS = (90, 33, 61, 120, 47, 75, 101)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("llama")
+
+
+@pytest.fixture
+def uncaptured(monkeypatch):
+    """Lets the graph engine run on the CPU, where nothing can be captured."""
+    monkeypatch.setattr("kvfactory.decoder.graph_obstacle", lambda attachment, plan, *_: _of_method(attachment, plan))
+
+    def decoder(model, batch_size, **options):
+        engines = model.__dict__["_kvfactory_attachment"].graph_engines
+        engines.setdefault(batch_size, GraphEngine(model, batch_size, capture=False))
+        return Decoder(model, batch_size, graph=True, **options)
+
+    return decoder
+
+
+def requests(plans, lengths=LENGTHS, new=9, stops=(), min_new=0):
+    """Prompts of several lengths, each with its own number of new tokens."""
+    found = [
+        Request(random_prompt(n, seed=n), new + i % 3, min_new, list(stops), list(plans), f"example-{n}")
+        for i, n in enumerate(lengths)
+    ]
+    random.Random(3).shuffle(found)
+    return found
+
+
+def outcome(rows):
+    """What must not depend on who decodes: tokens, finish, what is stored and how much."""
+    found = {}
+    for request, row, plan in rows:
+        if isinstance(row, Exception):
+            raise row
+        sizes = row.cache.bytes()
+        key = (request.example_id, plan.method, plan.budget.tag)
+        found[key] = (row.tokens, row.finish, sizes.used, sizes.aux, row.cache.kept_tokens, row.cache.get_seq_length())
+    return found
+
+
+@pytest.mark.parametrize("granularity", ["query_head", "kv_head"])
+@pytest.mark.parametrize("method", REPLAYABLE)
+def test_tokens_and_bytes_are_the_loops(model, uncaptured, method, granularity):
+    attachment = attach(model, method, max_capacity_prompt=48, kv_cache_granularity=granularity)
+    try:
+        expected = outcome(Decoder(model, 1).run(requests([attachment.plan])))
+        for batch in (1, 3):
+            for keep in (True, False):
+                assert outcome(uncaptured(model, batch, keep_caches=keep).run(requests([attachment.plan]))) == expected
+    finally:
+        detach(model)
+
+
+def test_stops_and_tokens_that_cannot_stop(model, uncaptured):
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        free = outcome(Decoder(model, 1).run(requests([attachment.plan])))
+        tokens = [row[0] for row in free.values()]
+        stops = sorted({row[3] for row in tokens})[:2]  # met in the middle of some rows
+        for min_new in (0, 6):
+            asked = dict(stops=stops, min_new=min_new)
+            expected = outcome(Decoder(model, 1).run(requests([attachment.plan], **asked)))
+            assert expected != free
+            for batch in (1, 4):
+                assert outcome(uncaptured(model, batch).run(requests([attachment.plan], **asked))) == expected
+    finally:
+        detach(model)
+
+
+def test_one_prompt_several_methods_and_budgets(model, uncaptured):
+    plans = [
+        make_plan(m, max_capacity_prompt=b, kv_cache_granularity="query_head")
+        for m in ("fullkv", "snapkv", "adakv")
+        for b in (32, 64)
+    ]
+    attach(model, "fullkv")
+    try:
+        expected = outcome(Decoder(model, 1).run(requests(plans, LENGTHS[:3])))
+        assert outcome(uncaptured(model, 4).run(requests(plans, LENGTHS[:3]))) == expected
+    finally:
+        detach(model)
+
+
+def test_methods_that_change_stores_while_decoding_stay_in_the_loop(model, uncaptured):
+    plans = [
+        make_plan("snapkv", max_capacity_prompt=40),
+        make_plan("h2o", max_capacity_prompt=40, decode_evict="on", preset="paper"),
+        make_plan("oracle", max_capacity_prompt=40),
+    ]
+    attachment = attach(model, "fullkv")
+    try:
+        expected = outcome(Decoder(model, 1).run(requests(plans, LENGTHS[:2])))
+        decoder = uncaptured(model, 3)
+        assert outcome(decoder.run(requests(plans, LENGTHS[:2]))) == expected
+        reasons = [_of_method(attachment, plan) for plan in plans]
+        assert reasons[0] is None and "H2O moves" in reasons[1] and "Oracle chooses" in reasons[2]
+    finally:
+        detach(model)
+
+
+def test_the_pool_is_kept_between_runs_and_grows_when_it_must(model, uncaptured):
+    attachment = attach(model, "fullkv")
+    try:
+        list(uncaptured(model, 2).run(requests([attachment.plan], (40, 50))))
+        engine = attachment.graph_engines[2]
+        first = engine._pool
+        list(uncaptured(model, 2).run(requests([attachment.plan], (45, 30))))
+        assert engine._pool is first
+        rows = outcome(uncaptured(model, 2).run(requests([attachment.plan], (30, 45, 140, 38))))
+        assert engine._pool is not first and all(b >= a for a, b in zip(first.capacities, engine._pool.capacities))
+        assert rows == outcome(Decoder(model, 1).run(requests([attachment.plan], (30, 45, 140, 38))))
+    finally:
+        detach(model)
+
+
+def test_an_abandoned_run_leaves_nothing_behind(model, uncaptured):
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        expected = outcome(Decoder(model, 1).run(requests([attachment.plan])))
+        abandoned = uncaptured(model, 3).run(requests([attachment.plan]))
+        next(abandoned)
+        abandoned.close()
+        assert outcome(uncaptured(model, 3).run(requests([attachment.plan]))) == expected
+    finally:
+        detach(model)
+
+
+def test_rows_without_their_caches_are_views_of_the_pool(model, uncaptured):
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        for keep in (True, False):
+            decoder = uncaptured(model, 1, keep_caches=keep)
+            for _, row, _ in decoder.run(requests([attachment.plan], (60,))):
+                pool = attachment.graph_engines[1]._pool
+                shared = row.cache.kv_layers[0].store.buffers[0].data_ptr() == pool.keys[0].data_ptr()
+                assert shared is not keep
+    finally:
+        detach(model)
+
+
+def test_every_registered_method_is_replayed_or_says_why_not(model):
+    attachment = attach(model, "fullkv")
+    try:
+        for name in METHODS:
+            if name == "HeadKV":  # needs a score file of the model
+                continue
+            reason = _of_method(attachment, make_plan(name, max_capacity_prompt=32))
+            assert reason is None or name in reason
+    finally:
+        detach(model)
