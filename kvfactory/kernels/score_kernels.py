@@ -23,7 +23,8 @@ _LOWEST = tl.constexpr(-1.0e30)  # below every logit, and finite: a row that see
 _BELOW_AVERAGE = tl.constexpr(1 - 1e-6)  # kvfactory.ops.row_statistics.BELOW_AVERAGE
 
 
-@triton.jit
+# Lengths change from prompt to prompt: not a reason to compile anew.
+@triton.jit(do_not_specialize=["S", "R", "split_keys", "split_stride"])
 def row_softmax_kernel(
     q_ptr,
     k_ptr,
@@ -110,7 +111,7 @@ def _per_head(x, BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.const
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["S", "R", "columns", "split_stride"])
 def column_sums_kernel(
     q_ptr,
     k_ptr,
