@@ -1,0 +1,1 @@
+"""Speed and memory, measured on request; see README.md here."""
