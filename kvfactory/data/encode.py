@@ -54,7 +54,7 @@ class PromptEncoder:
     Args:
         tokenizer: a Hugging Face tokenizer, fast or slow.
         model_config: the model's config; `model_type`, the window and (without `generation_config`) `eos_token_id`
-            are read.
+            are read. None where prompts are only counted: no window is known then.
         protocol, chat_template, thinking, force_chat: see `kvfactory.data.templates.choose_wrap`.
         max_input_length: prompt limit in tokens before the chat wrap; None follows the protocol's table.
         generation_config: the checkpoint's, for its stop ids.

@@ -6,12 +6,12 @@ fields below. Neither torch nor transformers is imported here.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from kvfactory.data.json_lines import kind, read_objects
 from kvfactory.data.tasks import canonical_dataset
 from kvfactory.paths import cache_dir
 
@@ -82,50 +82,32 @@ def locate_data(data_dir: str | Path | None, datasets: Iterable[str]) -> dict[st
 def read_dataset(path: str | Path, dataset: str) -> list[dict]:
     """All records of one file, checked to the last line, with the eight official fields and no others.
 
-    Lines end at "\\n" alone, so U+2028, U+000B and the like inside strings stay data (escaped or not); a byte-order
-    mark, CRLF, blank lines and an empty answer list are accepted.
+    An empty answer list is accepted; for lines see `read_objects`.
 
     Raises:
-        ValueError: an unreadable file, or the first bad line (named by file and line): not UTF-8, broken JSON, not
-            an object, a missing field, a field of a wrong type, an `_id` seen before; or no record at all.
+        ValueError: as `read_objects`, or the first bad line (named by file and line): a missing field, a field of a
+            wrong type, an `_id` seen before.
     """
     path = Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: the {dataset} data cannot be read ({error.strerror or error}).") from error
     records: list[dict] = []
     line_of_id: dict[str, int] = {}
-    for number, raw in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if not raw.strip():
-            continue
-        record = _parse(raw, f"{path}, line {number}")
+    for number, found in read_objects(path, dataset):
+        where = f"{path}, line {number}"
+        record = _checked(found, where)
         first = line_of_id.setdefault(record["_id"], number)
         if first != number:
-            raise ValueError(f"{path}, line {number}: _id {record['_id']!r} is already used on line {first}.")
+            raise ValueError(f"{where}: _id {record['_id']!r} is already used on line {first}.")
         records.append(record)
-    if not records:
-        raise ValueError(f"{path}: no records; {dataset} needs at least one JSON object, one a line.")
     return records
 
 
-def _parse(raw: bytes, where: str) -> dict:
-    try:
-        record = json.loads(raw.decode("utf-8"), strict=False)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: not UTF-8 text (byte {error.start + 1} of the line: {error.reason}).") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: broken JSON ({error.msg}, column {error.colno}).") from error
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets nested without end
-        raise ValueError(f"{where}: JSON that cannot be read ({error}).") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: a JSON object is expected, this is {_kind(record)}.")
+def _checked(record: dict, where: str) -> dict:
     missing = [field for field in FIELDS if field not in record]
     if missing:
         raise ValueError(f"{where}: missing {', '.join(missing)}; every record has the fields {', '.join(FIELDS)}.")
     for field, expected in FIELDS.items():
         if not _is(record[field], expected):
-            raise ValueError(f"{where}: {field} must be {expected}, this is {_kind(record[field])}.")
+            raise ValueError(f"{where}: {field} must be {expected}, this is {kind(record[field])}.")
     return {field: record[field] for field in FIELDS}
 
 
@@ -137,14 +119,6 @@ def _is(value: object, expected: str) -> bool:
     if value is None:
         return expected.endswith("or null")
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _kind(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, list):
-        return "a list of " + (" and ".join(sorted({type(item).__name__ for item in value})) or "nothing")
-    return {dict: "an object", str: "a string", int: "an integer", float: "a number with a fraction"}[type(value)]
 
 
 def choose_examples(

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 PROTOCOLS = ("longbench", "factory")
-CHAT_TEMPLATES = ("longbench", "tokenizer", "none")
+CHAT_TEMPLATES = ("longbench", "tokenizer", "none")  # LongBench's choices
+OWN_CHAT_TEMPLATES = ("auto", "tokenizer", "none")  # those of benchmarks that know no strings of their own
 DEFAULT_THINKING_TOKENS = 4096
 
 LLAMA2 = ("[INST]", "[/INST]")
@@ -112,7 +113,8 @@ def choose_wrap(
             an instruct model, everything else bare.
         chat_template: "longbench": the benchmark's strings (Llama-2, Llama-3), Mistral bare, every other instruct
             model through its tokenizer's template; "tokenizer": the tokenizer's template for all; "none": bare.
-            A checkpoint without chat template is a base model and stays bare under "longbench".
+            "auto": "tokenizer" where the tokenizer has a template. A checkpoint without one is a base model and stays
+            bare under "longbench" and "auto".
         force_chat: wrap the few-shot and code sets too.
 
     Raises:
@@ -121,17 +123,16 @@ def choose_wrap(
     """
     if protocol not in PROTOCOLS:
         raise ValueError(f"--protocol {protocol!r} is unknown; accepted: {', '.join(PROTOCOLS)}.")
-    if chat_template not in CHAT_TEMPLATES:
-        raise ValueError(f"--chat_template {chat_template!r} is unknown; accepted: {', '.join(CHAT_TEMPLATES)}.")
+    known = tuple(dict.fromkeys((*CHAT_TEMPLATES, *OWN_CHAT_TEMPLATES)))
+    if chat_template not in known:
+        raise ValueError(f"--chat_template {chat_template!r} is unknown; accepted: {', '.join(known)}.")
     budget = parse_thinking(thinking)
     if protocol == "factory":
         _refuse_with_factory(chat_template, thinking, budget, force_chat)
         return _factory_wrap(model_family(model_config, tokenizer))
     template = chat_template_text(tokenizer)
     if chat_template == "tokenizer" and template is None:
-        raise ValueError(
-            "--chat_template tokenizer: this tokenizer has no chat template; use longbench or none for a base model."
-        )
+        raise ValueError("--chat_template tokenizer: this tokenizer has no chat template; leave it out, or use none.")
     wrap = BARE
     if template is not None and chat_template != "none":
         family = model_family(model_config, tokenizer)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvfactory.needle.needles import Needle
-from kvfactory.probe.haystack import GENERATED, generated_haystack, read_haystack
+from kvfactory.probe.haystack import GENERATED, generated_haystack, read_texts
 
 ANSWER_ROOM = 200  # tokens of a length that stay free for question, wrap and answer
 _SENTENCES_PER_LINE = 6
@@ -41,19 +41,23 @@ def haystack_text(haystack_dir: str | Path | None = None, seed: int = 42) -> Hay
     """The .txt files of a folder in the order of their names (or one text file), else generated text drawn by `seed`.
 
     Raises:
-        ValueError: what `kvfactory.probe.haystack.read_haystack` refuses: nothing there, no .txt file, no text, or a
-            file that is not UTF-8; names --haystack_dir.
+        ValueError: as `kvfactory.probe.haystack.read_texts`; names --haystack_dir.
     """
     if haystack_dir is None:
         sentences = generated_haystack(seed).sentences
         lines = [sentences[i : i + _SENTENCES_PER_LINE] for i in range(0, len(sentences), _SENTENCES_PER_LINE)]
         return HaystackText(("".join(" ".join(line) + "\n" for line in lines),), GENERATED)
-    read_haystack(haystack_dir, seed)
-    path = Path(haystack_dir)
-    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
-    texts = (file.read_text(encoding="utf-8") for file in files)
+    texts = read_texts(haystack_dir)
     # Files that do not end a line do so here, so that the last word of one does not run into the next one's first.
-    return HaystackText(tuple(t if t.endswith("\n") else t + "\n" for t in texts), ", ".join(f.name for f in files))
+    return HaystackText(tuple(t if t.endswith("\n") else t + "\n" for t in texts.values()), ", ".join(texts))
+
+
+def prompt_text(text: str, needle: Needle) -> str:
+    """What the model is told and asked, around a haystack."""
+    return (
+        "Read the following long text. A question about one of its sentences comes after it.\n\n"
+        f"{text}\n\nQuestion: {needle.question}\nAnswer:"
+    )
 
 
 class NeedleHaystack:
@@ -80,7 +84,8 @@ class NeedleHaystack:
         Args:
             length: tokens, of which 200 stay free for what comes around the text and for the answer.
             depth: percent of the text that comes before the needle, 0 to 100.
-            overhead: tokens of question and wrap to leave free besides; the original leaves none.
+            overhead: tokens to leave free besides, where 200 do not hold question, wrap and answer; the original has
+                none.
 
         Raises:
             ValueError: the needle and one token of text do not fit; names the lengths that are accepted.
@@ -107,10 +112,7 @@ class NeedleHaystack:
         """
         ids = self.place(length, depth, needle, overhead)
         text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return (
-            "Read the following long text. A question about one of its sentences comes after it.\n\n"
-            f"{text}\n\nQuestion: {needle.question}\nAnswer:"
-        )
+        return prompt_text(text, needle)
 
     def _encode(self, text: str) -> list[int]:
         # verbose=False: texts over the model's window are expected here.

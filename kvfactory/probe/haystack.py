@@ -34,8 +34,11 @@ class Haystack:
             yield from self.sentences
 
 
-def read_haystack(path: str | Path, seed: int) -> Haystack:
-    """The sentences of a text file, or of all *.txt files of a folder in an order drawn from `seed`.
+def read_texts(path: str | Path, flag: str = "--haystack_dir") -> dict[str, str]:
+    """{file name: text} of a text file, or of all *.txt files of a folder in the order of their names.
+
+    Args:
+        flag: what the user gave the path with, for messages.
 
     Raises:
         ValueError: nothing there, no *.txt file, no text, or a file that is not UTF-8.
@@ -43,26 +46,36 @@ def read_haystack(path: str | Path, seed: int) -> Haystack:
     path = Path(path)
     if path.is_dir():
         files = sorted(path.glob("*.txt"))
-        random.Random(seed).shuffle(files)
         if not files:
-            raise ValueError(f"--haystack_dir {path} holds no .txt file to hide needles in")
+            raise ValueError(f"{flag} {path} holds no .txt file to hide needles in")
     elif path.is_file():
         files = [path]
     else:
         raise ValueError(
-            f"--haystack_dir {path} does not exist: give a folder of .txt files or one text file, or leave it out for "
+            f"{flag} {path} does not exist: give a folder of .txt files or one text file, or leave it out for "
             "generated text"
         )
-    sentences: list[str] = []
+    texts = {}
     for file in files:
         try:
-            text = file.read_text(encoding="utf-8")
+            texts[file.name] = file.read_text(encoding="utf-8")
         except (UnicodeDecodeError, OSError) as error:
-            raise ValueError(f"--haystack_dir: {file} cannot be read as UTF-8 text ({error})") from error
-        sentences += [" ".join(piece.split()) for piece in _SENTENCE_END.split(text) if piece.strip()]
-    if not sentences:
-        raise ValueError(f"--haystack_dir {path} holds no text to hide needles in")
-    return Haystack(tuple(sentences), ", ".join(file.name for file in files))
+            raise ValueError(f"{flag}: {file} cannot be read as UTF-8 text ({error})") from error
+    if not any(text.strip() for text in texts.values()):
+        raise ValueError(f"{flag} {path} holds no text to hide needles in")
+    return texts
+
+
+def read_haystack(path: str | Path, seed: int, flag: str = "--haystack_dir") -> Haystack:
+    """The sentences of a text file, or of all *.txt files of a folder in an order drawn from `seed`.
+
+    Raises:
+        ValueError: as `read_texts`.
+    """
+    texts = list(read_texts(path, flag).items())
+    random.Random(seed).shuffle(texts)
+    sentences = [" ".join(piece.split()) for _, text in texts for piece in _SENTENCE_END.split(text) if piece.strip()]
+    return Haystack(tuple(sentences), ", ".join(name for name, _ in texts))
 
 
 _PLACES = (

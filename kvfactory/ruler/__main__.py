@@ -13,18 +13,18 @@ import hashlib
 import json
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from kvfactory.assets import resolve_model
-from kvfactory.ruler.fit import Count
-from kvfactory.ruler.generate import check_length, generate_task, source_facts, source_of, write_task
-from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_task
+from kvfactory.data.encode import PromptEncoder
+from kvfactory.data.templates import OWN_CHAT_TEMPLATES
+from kvfactory.ruler.generate import check_length, check_sources_read, generate_task, made_from, write_task
+from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_tasks, get_ruler_task
 from kvfactory.ruler.texts import Sources
-from kvfactory.ruler.vt import PREFIX_SPELLING
-from kvfactory.version import __version__
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,6 +34,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--model_path", required=True, help="whose tokenizer counts: local folder, hub id, or smollm2; no weights")
     add("--lengths", required=True, help="tokens of prompt and answer together, comma-separated, e.g. 4096,8192")
     add("--tasks", default="all", help=f"comma-separated, or all (default): {', '.join(RULER_TASKS)}")
+    add(
+        "--chat_template",
+        default="auto",
+        choices=OWN_CHAT_TEMPLATES,
+        help="the wrap whose tokens are counted, as in run_ruler.py: the tokenizer's template, none, or auto: the "
+        "template where there is one (default: auto)",
+    )
     add("--num_samples", type=int, default=500, metavar="N", help="per task and length (default: 500)")
     add("--output", type=Path, default=Path("data/RULER"), help="folder to write to (default: data/RULER)")
     add("--essays_dir", type=Path, metavar="PATH", help="folder of .txt files or one text file (default: our own text)")
@@ -53,13 +60,6 @@ def parse_lengths(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, parts)))
 
 
-def parse_tasks(text: str) -> list[str]:
-    """Canonical task names from comma-separated text or "all"; ValueError with near matches for an unknown one."""
-    if text.strip().lower() == "all":
-        return list(RULER_TASKS)
-    return list(dict.fromkeys(canonical_ruler_task(part) for part in text.split(",")))
-
-
 def load_tokenizer(model_path: str) -> Any:
     """The tokenizer of a local folder, a hub id or a bundled model.
 
@@ -77,11 +77,6 @@ def load_tokenizer(model_path: str) -> Any:
         raise ValueError(f"--model_path {model_path}: no tokenizer can be loaded from it ({why})") from error
 
 
-def prompt_counter(tokenizer: Any) -> Count:
-    """How many tokens a prompt has, with the special tokens that the tokenizer adds."""
-    return lambda text, prefix: len(tokenizer(text + prefix)["input_ids"])
-
-
 def vocabulary_sha256(tokenizer: Any) -> str:
     """SHA-256 of the vocabulary, which is the same under every version of transformers."""
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
@@ -93,70 +88,48 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ValueError: one sentence naming the flag, the value and what is accepted.
     """
-    lengths, tasks = parse_lengths(options.lengths), parse_tasks(options.tasks)
+    lengths, tasks = parse_lengths(options.lengths), canonical_ruler_tasks(options.tasks.split(","))
     if options.num_samples < 1:
         raise ValueError(f"--num_samples {options.num_samples} must be at least 1")
     sources = Sources(options.essays_dir, options.squad, options.hotpot)
-    _check_sources_read(tasks, sources)
+    check_sources_read(tasks, sources)
     tokenizer = load_tokenizer(options.model_path)
-    common = {
-        "version": __version__,
-        "seed": options.seed,
-        "num_samples": options.num_samples,
-        "vocabulary_sha256": vocabulary_sha256(tokenizer),
-        "prompts": "own",
-    }
-    made_from = {task: {**common, **_task_facts(task, sources)} for task in tasks}
+    encoder = PromptEncoder(tokenizer, None, chat_template=options.chat_template)
+    counts = {task: partial(encoder.count_whole, get_ruler_task(task)) for task in tasks}
+    common = {"num_samples": options.num_samples, "vocabulary_sha256": vocabulary_sha256(tokenizer)}
+    records = {task: common | made_from(task, options.seed, sources, encoder.wrap) for task in tasks}
     wanted = [(length, task, options.output / str(length) / f"{task}.jsonl") for length in lengths for task in tasks]
-    missing = [item for item in wanted if options.overwrite or not _is_made(item[2], made_from[item[1]])]
-    count = prompt_counter(tokenizer)
+    missing = [item for item in wanted if options.overwrite or not _is_made(item[2], records[item[1]])]
     for length, task, _ in missing:
-        check_length(task, length, options.seed, count, sources)
+        check_length(task, length, options.seed, counts[task], sources)
     total = len(missing) * options.num_samples
     interval = 0.5 if sys.stderr.isatty() else 30
     with tqdm(total=total, desc="ruler", unit="sample", disable=options.quiet, mininterval=interval) as bar:
         for length, task, path in missing:
             bar.set_postfix_str(f"{task} {length}", refresh=False)
             path.unlink(missing_ok=True)  # the record comes first, so a file that is there is what its record says
-            write_task(_meta(path), [made_from[task]])
-            write_task(
-                path,
-                generate_task(
-                    task, length, options.num_samples, options.seed, count, sources, lambda made: bar.update()
-                ),
-            )
+            write_task(_meta(path), [records[task]])
+            samples = (options.num_samples, options.seed, counts[task], sources)
+            write_task(path, generate_task(task, length, *samples, progress=lambda made: bar.update()))
     print(f"{len(missing)} files made, {len(wanted) - len(missing)} were there: {options.output}")
-
-
-def _task_facts(task: str, sources: Sources) -> dict[str, Any]:
-    facts: dict[str, Any] = {"sources": source_facts(task, sources)}
-    return {**facts, "vt_spelling": PREFIX_SPELLING} if task == "vt" else facts
-
-
-def _check_sources_read(tasks: list[str], sources: Sources) -> None:
-    read = {source_of(task) for task in tasks}
-    for name, flag in (("essays", "essays_dir"), ("squad", "squad"), ("hotpot", "hotpot")):
-        if getattr(sources, name) is not None and name not in read:
-            readers = ", ".join(task for task in RULER_TASKS if source_of(task) == name)
-            raise ValueError(f"--{flag} is not read by any of the --tasks: leave it out, or add one of {readers}")
 
 
 def _meta(path: Path) -> Path:
     return path.with_name(f"{path.stem}.meta.json")
 
 
-def _is_made(path: Path, made_from: dict[str, Any]) -> bool:
-    """Whether the file is there and was made from the same; ValueError when it is there and differs."""
+def _is_made(path: Path, record: dict[str, Any]) -> bool:
+    """Whether the file is there and was made from what `record` says; ValueError when it is there and differs."""
     if not path.exists():
         return False
     try:
         found = json.loads(_meta(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         found = None
-    if found == made_from:
+    if found == record:
         return True
     known = found if isinstance(found, dict) else {}
-    differs = ", ".join(name for name in made_from if known.get(name) != made_from[name])
+    differs = ", ".join(name for name in record if known.get(name) != record[name])
     raise ValueError(
         f"{path} is there and was made from something else ({differs}): use --overwrite or another --output"
     )

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from kvfactory.data.tasks import Task
+from kvfactory.data.templates import ChatWrap
 from kvfactory.paths import scratch_dir
 from kvfactory.reports.files import json_bytes
 from kvfactory.ruler import cwe, fwe, niah, qa, vt
 from kvfactory.ruler.fit import Count, TooLong, fit
 from kvfactory.ruler.sample import TaskMaker
-from kvfactory.ruler.tasks import get_ruler_task
+from kvfactory.ruler.tasks import RULER_TASKS, get_ruler_task
 from kvfactory.ruler.texts import Sources, essay_text
+from kvfactory.version import __version__
 
 # kind of task -> maker of (task, length in tokens, sources)
 _MAKERS: dict[str, Callable[[str, int, Sources], TaskMaker]] = {
@@ -61,6 +63,30 @@ def source_facts(task_name: str, sources: Sources) -> dict[str, str]:
         except ValueError as error:
             raise ValueError(f"--{name} {error}") from error
     return {"name": "own" if path is None else path.name, "sha256": sha256}
+
+
+def check_sources_read(tasks: Iterable[str], sources: Sources) -> None:
+    """Refuses a source that none of the tasks reads; ValueError naming its flag, which the command lines share."""
+    read = {source_of(task) for task in tasks}
+    for name, flag in (("essays", "essays_dir"), ("squad", "squad"), ("hotpot", "hotpot")):
+        if getattr(sources, name) is not None and name not in read:
+            readers = ", ".join(task for task in RULER_TASKS if source_of(task) == name)
+            raise ValueError(f"--{flag} is not read by any of the --tasks: leave it out, or add one of {readers}")
+
+
+def made_from(task_name: str, seed: int, sources: Sources, wrap: ChatWrap) -> dict[str, Any]:
+    """What decides a record besides the task, its length, its number and the tokenizer, for the record of a file.
+
+    Raises:
+        ValueError: as `source_facts`.
+    """
+    facts = {
+        "version": __version__,
+        "seed": seed,
+        "source": source_facts(task_name, sources),
+        "wrap": [wrap.kind, wrap.head, wrap.tail],
+    }
+    return facts | ({"vt_spelling": vt.PREFIX_SPELLING} if task_name == "vt" else {})
 
 
 def maker_for(task_name: str, length: int, sources: Sources) -> TaskMaker:

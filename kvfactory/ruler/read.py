@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kvfactory.ruler.tasks import canonical_ruler_task
+from kvfactory.data.json_lines import read_objects
+from kvfactory.ruler.tasks import canonical_ruler_task, canonical_ruler_tasks
 
 GENERATE_COMMAND = "python -m kvfactory.ruler"
 _LAYOUTS = {True: "with answer_prefix", False: "without answer_prefix"}
@@ -43,7 +44,7 @@ def locate_ruler(
     Raises:
         ValueError: an unknown task, no such folder, or a file that is not there.
     """
-    names = list(dict.fromkeys(canonical_ruler_task(task) for task in tasks))
+    names = canonical_ruler_tasks(tasks)
     root = Path(data_dir).expanduser()
     hint = f"make the files with `{GENERATE_COMMAND}`, or pass --data_dir with a folder of {{length}}/{{task}}.jsonl."
     if not root.is_dir():
@@ -66,28 +67,18 @@ def read_ruler(path: str | Path, task: str) -> list[dict[str, Any]]:
         Records with exactly `_id` (`index` as text), `index`, `input`, `answer_prefix` ("" in the older layout),
         `outputs` (list of str, at least one) and `length` (int or None). The prompt is `input + answer_prefix`.
 
-    Lines end at "\\n" alone, so U+2028 and the like inside strings stay data; a byte-order mark, CRLF and blank lines
-    are accepted, fields besides the above ignored.
+    Fields besides the above are ignored; for lines see `read_objects`.
 
     Raises:
-        ValueError: an unreadable file, or the first bad line (named by file and line): not UTF-8, broken JSON, not
-            an object, a field that is missing or of a wrong type, no reference, an index seen before, another layout
-            than the line before; or no record at all.
+        ValueError: as `read_objects`, or the first bad line (named by file and line): a field that is missing or of a
+            wrong type, no reference, an index seen before, another layout than the line before.
     """
-    path = Path(path)
-    task = canonical_ruler_task(task)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: the {task} data cannot be read ({error.strerror or error}).") from error
+    path, task = Path(path), canonical_ruler_task(task)
     records: list[dict[str, Any]] = []
     line_of_index: dict[int, int] = {}
     first_layout: tuple[bool, int] | None = None
-    for number, raw in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if not raw.strip():
-            continue
+    for number, data in read_objects(path, task):
         where = f"{path}, line {number}"
-        data = _object(raw, where)
         record = _checked(data, where)
         first = line_of_index.setdefault(record["index"], number)
         if first != number:
@@ -100,23 +91,7 @@ def read_ruler(path: str | Path, task: str) -> list[dict[str, Any]]:
                 "must keep to one layout, since nothing else tells whether input already ends with the prefix."
             )
         records.append(record)
-    if not records:
-        raise ValueError(f"{path}: no records; {task} needs at least one JSON object, one a line.")
     return records
-
-
-def _object(raw: bytes, where: str) -> dict[str, Any]:
-    try:
-        data = json.loads(raw.decode("utf-8"), strict=False)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: not UTF-8 text (byte {error.start + 1} of the line: {error.reason}).") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: broken JSON ({error.msg}, column {error.colno}).") from error
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; brackets nested without end
-        raise ValueError(f"{where}: JSON that cannot be read ({error}).") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{where}: a JSON object is expected, this is {_shown(data)}.")
-    return data
 
 
 def _checked(data: dict[str, Any], where: str) -> dict[str, Any]:

@@ -5,6 +5,8 @@ Source: NVIDIA/RULER @c3f5e3b4, scripts/synthetic.yaml and scripts/data/syntheti
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvfactory.data.tasks import Task
 from kvfactory.registry import unknown_name
 
@@ -38,6 +40,14 @@ def canonical_ruler_task(name: str) -> str:
     if lowered in RULER_TASKS:
         return lowered
     raise ValueError(unknown_name("RULER task", name, list(RULER_TASKS)))
+
+
+def canonical_ruler_tasks(names: Iterable[str]) -> tuple[str, ...]:
+    """Canonical names in the order given, repetitions dropped; "all" alone is all 13. ValueError as above."""
+    names = list(names)
+    if [name.strip().lower() for name in names] == ["all"]:
+        return tuple(RULER_TASKS)
+    return tuple(dict.fromkeys(canonical_ruler_task(name) for name in names))
 
 
 def get_ruler_task(name: str) -> Task:

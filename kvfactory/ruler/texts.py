@@ -36,10 +36,7 @@ def essay_text(sources: Sources) -> Haystack:
     """
     if sources.essays is None:
         return generated_haystack(ESSAY_SEED, ESSAY_SENTENCES)
-    try:
-        return read_haystack(sources.essays, ESSAY_SEED)
-    except ValueError as error:  # the reader knows the flag of another command
-        raise ValueError(str(error).replace("--haystack_dir", "--essays_dir")) from error
+    return read_haystack(sources.essays, ESSAY_SEED, "--essays_dir")
 
 
 class Essay:

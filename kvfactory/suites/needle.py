@@ -11,10 +11,10 @@ from kvfactory.budget import Budget
 from kvfactory.data.encode import EncodedPrompt, PromptEncoder
 from kvfactory.data.longbench import choose_examples
 from kvfactory.data.tasks import Task
-from kvfactory.data.templates import chat_template_text
+from kvfactory.data.templates import OWN_CHAT_TEMPLATES
 from kvfactory.loading import Checkpoint
 from kvfactory.needle.grid import DEPTH_INTERVALS, DEPTH_KINDS, depths, lengths, parse_depths
-from kvfactory.needle.haystack import NeedleHaystack, haystack_text
+from kvfactory.needle.haystack import ANSWER_ROOM, NeedleHaystack, haystack_text, prompt_text
 from kvfactory.needle.heat_map import write_heat_map
 from kvfactory.needle.needles import NEEDLES, Needle, read_needle
 from kvfactory.needle.scores import needle_scores
@@ -72,7 +72,7 @@ class NeedleSettings(RunSettings):
         "auto",
         "tokenizer: wrap prompts by the tokenizer's chat template; none: bare, as the original; auto: tokenizer where "
         "there is one",
-        choices=("auto", "tokenizer", "none"),
+        choices=OWN_CHAT_TEMPLATES,
     )
     max_capacity_prompts: tuple[int, ...] = same_flag("max_capacity_prompts", alias=("max_capacity_prompt",))
     save_dir: str = flag("files", "./results_needle", "folder of all results")
@@ -139,6 +139,7 @@ class NeedleInHaystack(Suite):
         self.needles: dict[str, Needle] = {needle.name: needle for needle in chosen}
         self.text = haystack_text(settings.haystack_dir, settings.seed)
         self.haystack: NeedleHaystack | None = None
+        self.overhead: dict[str, int] = {}
         self.trained_length: int | None = None
 
     @property
@@ -149,13 +150,11 @@ class NeedleInHaystack(Suite):
         """Raises:
         ValueError: a length above the model's window, or a chat template that is not there.
         """
-        settings, template = self.settings, self.settings.chat_template
-        if template == "auto":
-            template = "none" if chat_template_text(checkpoint.tokenizer) is None else "tokenizer"
+        settings = self.settings
         encoder = PromptEncoder(
             checkpoint.tokenizer,
             checkpoint.config,
-            chat_template=template,
+            chat_template=settings.chat_template,
             thinking=settings.thinking,
             generation_config=checkpoint.generation_config,
             legacy_decode_cleanup=settings.legacy_decode_cleanup,
@@ -171,32 +170,40 @@ class NeedleInHaystack(Suite):
 
     def datasets(self, checkpoint: Checkpoint, encoder: PromptEncoder) -> list[Dataset]:
         """Raises:
-        ValueError: a length that a needle does not fit into.
+        ValueError: a length that a needle does not fit into, or that does not fit the window with its new tokens.
         """
         settings = self.settings
+        max_new = settings.max_new_tokens or NEEDLE_TASK.max_new_tokens
         self.haystack = NeedleHaystack(checkpoint.tokenizer, self.text)
-        cells = settings.grid()
-        for needle in self.needles.values():
-            self.haystack.place(min(cells)[0], 0, needle)
+        for name, needle in self.needles.items():
+            around = encoder.count_whole(NEEDLE_TASK, prompt_text("", needle)) + max_new
+            self.overhead[name] = max(0, around - ANSWER_ROOM)
+            self.haystack.place(settings.s_len, 0, needle, self.overhead[name])
         records = [
             {"_id": f"len{length}_depth{depth}_{name}", "length": length, "depth": depth, "needle": name}
             for name in self.needles
-            for length, depth in cells
+            for length, depth in settings.grid()
         ]
         chosen = choose_examples(
             records, settings.max_num_examples, settings.sample_method, settings.seed, NEEDLE_TASK.name
         )
-        max_new = settings.max_new_tokens or NEEDLE_TASK.max_new_tokens
         facts = {
             "haystack": {"source": self.text.source, "sha256": self.text.sha256},
             "needles": {n.name: {"text": n.text, "question": n.question} for n in self.needles.values()},
             "max_new_tokens": max_new,
         }
-        return [Dataset(NEEDLE_TASK.name, NEEDLE_TASK, chosen, max_new, facts)]
+        dataset = Dataset(NEEDLE_TASK.name, NEEDLE_TASK, chosen, max_new, facts)
+        longest = max(chosen, key=lambda record: record["length"])
+        try:
+            self.encode(encoder, dataset, longest)
+        except ValueError as error:
+            raise ValueError(f"--e_len {settings.e_len}, length {longest['length']}: {error}") from error
+        return [dataset]
 
     def encode(self, encoder: PromptEncoder, dataset: Dataset, record: dict) -> tuple[str, EncodedPrompt]:
         assert self.haystack is not None, "datasets() comes first"
-        text = self.haystack.prompt(record["length"], record["depth"], self.needles[record["needle"]])
+        name = record["needle"]
+        text = self.haystack.prompt(record["length"], record["depth"], self.needles[name], self.overhead[name])
         return text, encoder.encode_whole(dataset.task, text, dataset.max_new_tokens)
 
     def fields(self, dataset: Dataset, record: dict, pred: str) -> dict[str, Any]:

@@ -14,17 +14,23 @@ from typing import Any, ClassVar
 from kvfactory.data.encode import EncodedPrompt, PromptEncoder
 from kvfactory.data.longbench import choose_examples
 from kvfactory.data.tasks import Task
-from kvfactory.data.templates import chat_template_text, model_family, parse_thinking
-from kvfactory.loading import Checkpoint
+from kvfactory.data.templates import OWN_CHAT_TEMPLATES, model_family, parse_thinking
+from kvfactory.loading import Checkpoint, tokenizer_sha256
 from kvfactory.paths import cache_dir
-from kvfactory.ruler.generate import check_length, generate_task, source_facts, write_task
+from kvfactory.ruler.generate import (
+    check_length,
+    check_sources_read,
+    generate_task,
+    made_from,
+    source_facts,
+    write_task,
+)
 from kvfactory.ruler.metrics import ruler_score
 from kvfactory.ruler.read import locate_ruler, read_ruler
-from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_task, get_ruler_task
+from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_tasks, get_ruler_task
 from kvfactory.ruler.texts import Sources
 from kvfactory.run_settings import RunSettings, flag, whole_numbers, words
 from kvfactory.suites.base import Dataset, Suite
-from kvfactory.version import __version__
 
 PROTOCOLS = ("official", "anchor")
 ANCHOR_NEW_TOKENS = 64
@@ -48,7 +54,7 @@ class RulerSettings(RunSettings):
     tasks: tuple[str, ...] = flag(
         "data",
         tuple(RULER_TASKS),
-        "RULER tasks separated by commas; default all 13",
+        "RULER tasks separated by commas, or all; default all 13",
         read=words,
         alias=("datasets", "dataset"),
     )
@@ -77,7 +83,7 @@ class RulerSettings(RunSettings):
         "data",
         "auto",
         "tokenizer: wrap prompts by the tokenizer's chat template; none: bare; auto: tokenizer where there is one",
-        choices=("auto", "tokenizer", "none"),
+        choices=OWN_CHAT_TEMPLATES,
     )
     save_dir: str = flag("files", "./results_ruler", "folder of all results")
 
@@ -88,8 +94,8 @@ class RulerSettings(RunSettings):
                 raise ValueError(f"--lengths {length} must be at least 1 token")
         if self.num_samples is not None and self.num_samples < 1:
             raise ValueError(f"--num_samples {self.num_samples} must be at least 1")
-        made = {name: getattr(self, name) for name in ("num_samples", "essays_dir", "squad", "hotpot")}
-        given = [name for name, value in made.items() if value is not None]
+        made = ("num_samples", "essays_dir", "squad", "hotpot")
+        given = [name for name in made if getattr(self, name) is not None]
         if self.data_dir is not None and given:
             raise ValueError(
                 f"--{given[0]} is read when samples are generated, but --data_dir {self.data_dir} gives them: leave "
@@ -103,12 +109,15 @@ class RulerSettings(RunSettings):
         if parse_thinking(self.thinking):
             raise ValueError(
                 f"--thinking {self.thinking}: RULER's prompts end with the first words of the answer, so there is no "
-                "room for a thinking block; use --thinking off"
+                "room for a thinking block; use --thinking off, with --chat_template none where a model always thinks"
             )
-        return dataclasses.replace(
-            super().checked(methods),
-            tasks=tuple(dict.fromkeys(canonical_ruler_task(name) for name in self.tasks)),
-        )
+        tasks = canonical_ruler_tasks(self.tasks)
+        check_sources_read(tasks, self.sources())
+        return dataclasses.replace(super().checked(methods), tasks=tasks)
+
+    def sources(self) -> Sources:
+        """The texts that samples are generated from."""
+        return Sources(*(None if path is None else Path(path) for path in (self.essays_dir, self.squad, self.hotpot)))
 
     def suite(self) -> Ruler:
         return Ruler(self)
@@ -126,35 +135,34 @@ class Ruler(Suite):
         ValueError: data files that are missing or broken, or texts that cannot be read.
         """
         super().__init__(settings)
-        self.wanted = [(length, task) for length in settings.lengths for task in settings.tasks]
-        self.read: dict[tuple[int, str], list[dict]] = {}
         self.files: dict[tuple[int, str], Path] = {}
-        self.sources: Sources | None = None
-        if settings.data_dir is None:
-            paths = (settings.essays_dir, settings.squad, settings.hotpot)
-            self.sources = Sources(*(None if path is None else Path(path) for path in paths))
-            self.texts = {task: source_facts(task, self.sources) for task in settings.tasks}
-        else:
+        self.read: dict[tuple[int, str], list[dict]] = {}
+        if settings.data_dir is not None:
             self.files = locate_ruler(settings.data_dir, settings.lengths, settings.tasks)
             self.read = {key: read_ruler(file, key[1]) for key, file in self.files.items()}
+        else:
+            for task in settings.tasks:
+                source_facts(task, settings.sources())
+
+    @property
+    def generates(self) -> bool:
+        """Whether samples are made here instead of read."""
+        return self.settings.data_dir is None
 
     @property
     def reads_seed(self) -> bool:
-        return self.sources is not None or super().reads_seed
+        return self.generates or super().reads_seed
 
     def encoder(self, checkpoint: Checkpoint) -> PromptEncoder:
         """Raises:
         ValueError: a length above the model's window, or a chat template that is not there.
         """
-        settings, tokenizer = self.settings, checkpoint.tokenizer
+        settings, template = self.settings, self.settings.chat_template
         if settings.ruler_protocol == "anchor":
-            template = "longbench" if model_family(checkpoint.config, tokenizer) == "llama2" else "none"
-        elif settings.chat_template == "auto":
-            template = "none" if chat_template_text(tokenizer) is None else "tokenizer"
-        else:
-            template = settings.chat_template
+            family = model_family(checkpoint.config, checkpoint.tokenizer)
+            template = "longbench" if family == "llama2" else "none"
         encoder = PromptEncoder(
-            tokenizer,
+            checkpoint.tokenizer,
             checkpoint.config,
             chat_template=template,
             generation_config=checkpoint.generation_config,
@@ -170,75 +178,66 @@ class Ruler(Suite):
 
     def datasets(self, checkpoint: Checkpoint, encoder: PromptEncoder) -> list[Dataset]:
         """Raises:
-        ValueError: a length too small for a task, or records too long for the model's window.
+        ValueError: a length too small for a task, or a prompt and its new tokens too long for the model's window.
         """
-        if self.sources is not None:  # all are checked before the first is generated, which can take minutes
-            for length, name in self.wanted:
-                count = partial(encoder.count_whole, get_ruler_task(name))
-                check_length(name, length, self.settings.seed, count, self.sources)
-        return [self._dataset(checkpoint, encoder, length, get_ruler_task(task)) for length, task in self.wanted]
-
-    def _dataset(self, checkpoint: Checkpoint, encoder: PromptEncoder, length: int, task: Task) -> Dataset:
-        settings, name = self.settings, f"{length}/{task.name}"
-        if self.sources is None:
-            records = self.read[length, task.name]
-            longest = max(record["length"] or 0 for record in records)
-            if encoder.window is not None and longest > encoder.window:
-                raise ValueError(
-                    f"{self.files[length, task.name]} has a record of {longest} tokens, above the model's window of "
-                    f"{encoder.window}, and RULER's prompts are not cut: take shorter lengths"
-                )
-            facts = {"sha256": hashlib.sha256(self.files[length, task.name].read_bytes()).hexdigest()}
-        else:
-            path = self._generated(checkpoint, encoder, length, task)
-            records = read_ruler(path, task.name)
-            # Sample i depends on neither the number of samples nor the others: a run may go on with more of them.
-            facts = {"generated": self._recipe(checkpoint, encoder, task)}
-        records = choose_examples(records, settings.max_num_examples, settings.sample_method, settings.seed, name)
-        new = ANCHOR_NEW_TOKENS if settings.ruler_protocol == "anchor" else task.max_new_tokens
-        max_new = settings.max_new_tokens or new
-        return Dataset(name, task, records, max_new, {**facts, "max_new_tokens": max_new})
-
-    def _recipe(self, checkpoint: Checkpoint, encoder: PromptEncoder, task: Task) -> dict[str, Any]:
-        """What decides a generated sample besides task, length and number."""
-        wrap = encoder.wrap
-        return {
-            "version": __version__,
-            "seed": self.settings.seed,
-            "source": self.texts[task.name],
-            "tokenizer": checkpoint.facts()["tokenizer"]["sha256"],
-            "wrap": [wrap.kind, wrap.head, wrap.tail],
-        }
-
-    def _generated(self, checkpoint: Checkpoint, encoder: PromptEncoder, length: int, task: Task) -> Path:
-        """The cached file of one task and length; written when it is not there."""
         settings = self.settings
+        wanted = [(length, get_ruler_task(task)) for length in settings.lengths for task in settings.tasks]
+        if not self.generates:
+            return [self._read_dataset(encoder, length, task) for length, task in wanted]
+        for length, task in wanted:  # all are checked before the first is generated, which can take minutes
+            check_length(task.name, length, settings.seed, partial(encoder.count_whole, task), settings.sources())
+        tokenizer = tokenizer_sha256(checkpoint.folder)
+        return [self._generated_dataset(encoder, length, task, tokenizer) for length, task in wanted]
+
+    def _read_dataset(self, encoder: PromptEncoder, length: int, task: Task) -> Dataset:
+        sha256 = hashlib.sha256(self.files[length, task.name].read_bytes()).hexdigest()
+        return self._dataset(encoder, length, task, self.read[length, task.name], {"sha256": sha256})
+
+    def _generated_dataset(self, encoder: PromptEncoder, length: int, task: Task, tokenizer: str) -> Dataset:
+        """From the cached file, which is written when it is not there."""
+        settings, sources = self.settings, self.settings.sources()
         samples = settings.num_samples or OFFICIAL_SAMPLES
         if settings.max_num_examples is not None and settings.sample_method == "topk":
             samples = min(samples, settings.max_num_examples)
-        recipe = json.dumps([self._recipe(checkpoint, encoder, task), samples], sort_keys=True)
+        made = made_from(task.name, settings.seed, sources, encoder.wrap) | {"tokenizer_sha256": tokenizer}
+        recipe = json.dumps([made, samples], sort_keys=True)
         folder = cache_dir() / "ruler" / hashlib.sha256(recipe.encode()).hexdigest()[:16]
         path = folder / str(length) / f"{task.name}.jsonl"
         if not path.is_file():
             if not settings.quiet:
                 print(f"generating {samples} samples of {task.name} at {length} tokens", file=sys.stderr, flush=True)
             count = partial(encoder.count_whole, task)
-            write_task(path, generate_task(task.name, length, samples, settings.seed, count, self.sources))
-        return path
+            write_task(path, generate_task(task.name, length, samples, settings.seed, count, sources))
+        # Sample i depends on neither the number of samples nor the others: a run may go on with more of them.
+        return self._dataset(encoder, length, task, read_ruler(path, task.name), {"generated": made})
+
+    def _dataset(
+        self, encoder: PromptEncoder, length: int, task: Task, records: list[dict], origin: dict[str, Any]
+    ) -> Dataset:
+        settings, name = self.settings, f"{length}/{task.name}"
+        records = choose_examples(records, settings.max_num_examples, settings.sample_method, settings.seed, name)
+        records = [record | {"task": task.name, "context_length": length} for record in records]
+        new = ANCHOR_NEW_TOKENS if settings.ruler_protocol == "anchor" else task.max_new_tokens
+        # Both kinds of origin are always named, so that a run cannot go on with records of the other kind.
+        facts = {"sha256": None, "generated": None} | origin
+        max_new = settings.max_new_tokens or new
+        dataset = Dataset(name, task, records, max_new, facts | {"max_new_tokens": max_new})
+        try:
+            self.encode(encoder, dataset, max(records, key=lambda record: len(record["input"])))
+        except ValueError as error:
+            raise ValueError(f"--lengths {length}, task {task.name}: {error}") from error
+        return dataset
 
     def encode(self, encoder: PromptEncoder, dataset: Dataset, record: dict) -> tuple[str, EncodedPrompt]:
         prompt = encoder.encode_whole(dataset.task, record["input"], dataset.max_new_tokens, record["answer_prefix"])
         return record["input"] + record["answer_prefix"], prompt
 
     def fields(self, dataset: Dataset, record: dict, pred: str) -> dict[str, Any]:
-        length, task = dataset.name.split("/")
         row = {"input": record["input"], "answers": record["outputs"], "pred": pred, "length": record["length"]}
-        return row | {
-            "dataset": task,
-            "context_length": int(length),
-            "index": record["index"],
-            "_id": record["_id"],
-        }
+        return row | self.place(record) | {"index": record["index"], "_id": record["_id"]}
+
+    def place(self, record: dict) -> dict[str, Any]:
+        return {"dataset": record["task"], "context_length": record["context_length"]}
 
     def scores(self, dataset: Dataset, record: dict, pred: str) -> dict[str, Any]:
         return {"score": ruler_score(dataset.task.name, pred, record["outputs"])}
@@ -247,10 +246,10 @@ class Ruler(Suite):
         return [self.settings.ruler_protocol] if self.settings.ruler_protocol != "official" else []
 
     def identity(self) -> dict[str, Any]:
-        return {"ruler_protocol": self.settings.ruler_protocol, "chat_template": self.settings.chat_template}
+        return super().identity() | {"ruler_protocol": self.settings.ruler_protocol}
 
     def notes(self) -> list[str]:
-        if self.sources is None:
+        if not self.generates:
             return []
         return [
             "samples are generated by kvfactory in its own words: scores are not comparable with published ones "

@@ -143,7 +143,6 @@ def test_choosing_keeps_data_order_and_needs_no_history():
     picked = choose_examples(rows, 7, "random", 42, "lcc")
     assert picked == [9, 11, 14, 16, 17, 29, 32]  # fixed for good: another choice would break resumed runs
     assert picked == sorted(set(picked))
-    assert choose_examples(rows, 7, "random", 42, "LCC") == picked
     assert choose_examples(rows, 7, "random", 42, "qasper") != picked
     assert choose_examples(rows, 7, "random", 43, "lcc") != picked
     with pytest.raises(ValueError, match="--max_num_examples 0"):

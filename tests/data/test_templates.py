@@ -121,5 +121,5 @@ def test_thinking_values():
 def test_unknown_choices(config, base_tokenizer):
     with pytest.raises(ValueError, match="--protocol 'official' .*longbench, factory"):
         choose_wrap(config(), base_tokenizer, "official")
-    with pytest.raises(ValueError, match="--chat_template 'auto' .*longbench, tokenizer, none"):
-        choose_wrap(config(), base_tokenizer, chat_template="auto")
+    with pytest.raises(ValueError, match="--chat_template 'own' .*longbench, tokenizer, none, auto"):
+        choose_wrap(config(), base_tokenizer, chat_template="own")

@@ -8,7 +8,7 @@ import pytest
 
 from kvfactory.assets import model_path
 from kvfactory.reports.files import json_bytes
-from kvfactory.ruler.__main__ import load_tokenizer, main, prompt_counter
+from kvfactory.ruler.__main__ import load_tokenizer, main
 from kvfactory.ruler.fit import fit
 from kvfactory.ruler.generate import check_length, generate_task, maker_for, source_facts, source_of, write_task
 from kvfactory.ruler.tasks import RULER_TASKS, get_ruler_task
@@ -25,7 +25,8 @@ def quarters(text: str, prefix: str) -> int:
 
 @pytest.fixture(scope="module")
 def smollm2():
-    return prompt_counter(load_tokenizer(str(model_path("smollm2"))))
+    tokenizer = load_tokenizer(str(model_path("smollm2")))
+    return lambda text, prefix: len(tokenizer(text + prefix)["input_ids"])
 
 
 @pytest.fixture
@@ -163,13 +164,19 @@ class TestCommandLine:
     @pytest.fixture(autouse=True)
     def cheap_tokenizer(self, monkeypatch, tmp_path):
         class Words:
+            bos_token = bos_token_id = eos_token_id = chat_template = None
+
             def get_vocab(self):
                 return {"a": 0}
 
-            def __call__(self, text):
+            def __call__(self, text, **options):
                 return {"input_ids": text.split()}
 
-        monkeypatch.setattr("kvfactory.ruler.__main__.load_tokenizer", lambda path: Words())
+            def apply_chat_template(self, messages, **options):
+                return f"user: {messages[0]['content']} end assistant:"
+
+        self.tokenizer = Words()
+        monkeypatch.setattr("kvfactory.ruler.__main__.load_tokenizer", lambda path: self.tokenizer)
         self.output = tmp_path / "out"
 
     def call(self, *arguments):
@@ -185,7 +192,25 @@ class TestCommandLine:
         records = [json.loads(line) for line in (self.output / "700" / "vt.jsonl").read_text().splitlines()]
         assert records == list(generate_task("vt", 700, 3, 42, words, Sources()))
         record = json.loads((self.output / "900" / "niah_single_2.meta.json").read_text())
-        assert (record["seed"], record["num_samples"], record["sources"]["name"]) == (42, 3, "own")
+        assert (record["seed"], record["num_samples"], record["source"]["name"]) == (42, 3, "own")
+        assert record["wrap"] == ["bare", "", ""]
+
+    def test_lengths_count_the_chat_template_and_the_prefix_behind_it(self, capsys):
+        call = ("--lengths", "700", "--tasks", "vt", "--num_samples", "1")
+        path = self.output / "700" / "vt.jsonl"
+        self.tokenizer.chat_template = "{{ messages }}"
+        for choice, more in (("auto", 3), ("tokenizer", 3), ("none", 0)):
+            assert self.call(*call, "--chat_template", choice, "--overwrite") == 0
+            record = json.loads(path.read_text())
+            assert record["length"] == words(record["input"], record["answer_prefix"]) + more + 30 <= 700
+        kinds = {"tokenizer": ["tokenizer", "user: ", " end assistant:"], "bare": ["bare", "", ""]}
+        assert json.loads(path.with_name("vt.meta.json").read_text())["wrap"] == kinds["bare"]
+        assert self.call(*call) == 2
+        assert "made from something else (wrap)" in capsys.readouterr().err
+        self.tokenizer.chat_template = None
+        assert self.call(*call) == 0
+        assert self.call(*call, "--chat_template", "tokenizer") == 2
+        assert "--chat_template tokenizer: this tokenizer has no chat template" in capsys.readouterr().err
 
     def test_what_is_there_is_kept_or_refused(self, capsys):
         first = ("--lengths", "700", "--tasks", "vt", "--num_samples", "2")
