@@ -1,0 +1,140 @@
+"""RULER as a suite: what it generates with real tokenizers, what it keeps in the cache, what it hashes."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_checkpoint import save_checkpoint
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from kvfactory import cli
+from kvfactory.assets import model_path
+from kvfactory.data.encode import PromptEncoder
+from kvfactory.loading import open_checkpoint
+from kvfactory.methods import METHODS
+from kvfactory.probe.haystack import generated_haystack
+from kvfactory.ruler.__main__ import load_tokenizer
+from kvfactory.ruler.fit import fit
+from kvfactory.ruler.generate import generate_task, maker_for
+from kvfactory.ruler.metrics import ruler_score
+from kvfactory.ruler.tasks import RULER_TASKS, get_ruler_task
+from kvfactory.ruler.texts import Sources
+from kvfactory.suites.ruler import RulerSettings
+
+UNDEFINED = {("cwe", 512)}  # its worked example and word list need more
+
+
+def counter(tokenizer, task):
+    encoder = PromptEncoder(tokenizer, None, chat_template="auto")
+    return lambda text, prefix: encoder.count_whole(get_ruler_task(task), text, prefix)
+
+
+def trained_tokenizer():
+    """A BPE over words with their leading blank, trained on the essay: other tokens than a byte or SmolLM2's."""
+    core = Tokenizer(models.BPE(unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.decoder = decoders.Metaspace()
+    special = ["<unk>", "<s>"]
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special, show_progress=False)
+    core.train_from_iterator(generated_haystack(1, 400).sentences, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="<s>")
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    return {
+        "smollm2": load_tokenizer(str(model_path("smollm2"))),
+        "bytes": load_tokenizer(str(save_checkpoint(tmp_path_factory.mktemp("model") / "tiny", layers=1))),
+        "trained": trained_tokenizer(),
+    }
+
+
+def mean_score(task, records, shift):
+    """In percent, of each record's references as the answer to the record `shift` further on."""
+    answers = [", ".join(record["outputs"]) for record in records]
+    answers = answers[shift:] + answers[:shift]
+    return 100 * sum(ruler_score(task, a, r["outputs"]) for a, r in zip(answers, records, strict=True)) / len(records)
+
+
+def check(tokenizer, task, length, samples):
+    """Records of a task: never over the length, at most one unit under it, right answers 100 and shuffled ones not."""
+    count, sources = counter(tokenizer, task), Sources()
+    records = list(generate_task(task, length, samples, 42, count, sources))
+    maker, new = maker_for(task, length, sources), get_ruler_task(task).max_new_tokens
+    for record in records[:2]:
+        key = f"42/{task}/{length}/{record['index']}"
+        longer = maker.make(key, fit(maker, key, count, length - new).units + 1)
+        assert count(longer.input, longer.answer_prefix) + new > length
+    for record in records:
+        assert count(record["input"], record["answer_prefix"]) + new == record["length"] <= length
+    assert mean_score(task, records, 0) == 100
+    return records
+
+
+@pytest.mark.parametrize("task", RULER_TASKS)
+def test_references_score_100_and_shuffled_ones_under_5(tokenizers, task):
+    lengths = [length for length in (512, 1024, 4096) if (task, length) not in UNDEFINED]
+    shuffled = [
+        mean_score(task, check(tokenizers["smollm2"], task, length, 6), shift)
+        for length in lengths
+        for shift in (1, 2, 3)
+    ]
+    assert sum(shuffled) / len(shuffled) < 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["smollm2", "bytes", "trained"])
+@pytest.mark.parametrize("task", RULER_TASKS)
+def test_long_prompts_with_three_tokenizers(tokenizers, task, name):
+    records = check(tokenizers[name], task, 16384, 25)
+    assert mean_score(task, records, 1) < 5
+
+
+# --- the cache
+
+
+@pytest.fixture
+def suite(monkeypatch, tmp_path):
+    """suite(*flags) -> (suite, checkpoint, encoder) on the tiny model, with a cache of its own."""
+    monkeypatch.setenv("KVFACTORY_CACHE", str(tmp_path / "cache"))
+    model = save_checkpoint(tmp_path / "model", layers=1)
+
+    def build(*flags):
+        argv = ["--method", "snapkv", "--model_path", str(model), "--tasks", "niah_single_1", "--lengths", "1000"]
+        settings, _ = cli.parse([*argv, "--num_samples", "2", "--quiet", *flags], RulerSettings)
+        found, checkpoint = settings.checked(METHODS).suite(), open_checkpoint(str(model))
+        return found, checkpoint, found.encoder(checkpoint)
+
+    return build
+
+
+def datasets(parts):
+    found, checkpoint, encoder = parts
+    return found.datasets(checkpoint, encoder)
+
+
+def test_samples_are_made_once_for_each_recipe(suite, monkeypatch, tmp_path):
+    first = datasets(suite())
+    for other in (("--seed", "7"), ("--chat_template", "none"), ("--num_samples", "3")):
+        assert datasets(suite(*other))[0].records != first[0].records
+    assert len(list((tmp_path / "cache" / "ruler").iterdir())) == 4
+    monkeypatch.setattr("kvfactory.suites.ruler.generate_task", lambda *a: pytest.fail("generated again"))
+    assert datasets(suite()) == first
+    assert datasets(suite("--max_num_examples", "2", "--num_samples", "2")) == first
+    assert len(datasets(suite("--num_samples", "3", "--max_num_examples", "2"))[0].records) == 2
+
+
+def test_all_lengths_are_checked_before_the_first_sample_is_made(suite, monkeypatch):
+    monkeypatch.setattr("kvfactory.suites.ruler.generate_task", lambda *a: pytest.fail("generated"))
+    with pytest.raises(ValueError, match="--lengths 600 is too short for vt"):
+        datasets(suite("--lengths", "1200,600", "--tasks", "niah_single_1,vt"))
+
+
+def test_weights_are_not_read(suite, monkeypatch):
+    monkeypatch.setattr("kvfactory.loading.weights_sha256", lambda *a: pytest.fail("read the weights"))
+    assert datasets(suite())[0].facts["generated"]["tokenizer_sha256"]
+
+
+def test_names_of_tasks(suite):
+    assert suite("--tasks", "all")[0].settings.tasks == tuple(RULER_TASKS)
+    assert suite("--datasets", "VT,vt,qa_1")[0].settings.tasks == ("vt", "qa_1")
