@@ -86,7 +86,7 @@ def compress_prompt(
             kept.indices,
             *(gather_ragged(x, kept) if y is None else y for x, y in ((k, kept.keys), (v, kept.values))),
         )
-        indices, keys, values = ([list(part) for part in _batched(x.split(segments), B)] for x in rows)
+        indices, keys, values = ([list(part) for part in _batched(x[: sum(segments)].split(segments), B)] for x in rows)
         return KeptLists(indices, keys, values)
     heads = Hq if plan.granularity == "query_head" else Hk
     rows = (kept.indices, *(gather_tokens(x, kept) if y is None else y for x, y in ((k, kept.keys), (v, kept.values))))

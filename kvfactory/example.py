@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from kvfactory.cache.kv_cache import KVCache
 from kvfactory.data.encode import EncodedPrompt
-from kvfactory.decoder import Request, RowOutput
 from kvfactory.plan import Plan
 from kvfactory.preparation import DatasetPart, Job, skipped_template
+from kvfactory.rows import Request, RowOutput
 
 
 class NotCompressed(ValueError):

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kvfactory.decoder import Request, RowOutput
 from kvfactory.example import Example, example_row, peak_bytes, reset_peak
 from kvfactory.generation import generate, generate_rows
 from kvfactory.loading import hardware, load_model
@@ -26,6 +25,7 @@ from kvfactory.reports.run import Run
 from kvfactory.reports.run_record import load_record
 from kvfactory.reports.shards import merge_shards
 from kvfactory.reports.stop import STOPPED, StopSignal
+from kvfactory.rows import Request, RowOutput
 
 WARM_UP_TOKENS = 64
 COUNTED_FIELDS = ("pred", "score", "truncated", "near_ties", "bytes_end")

@@ -6,7 +6,7 @@ from tiny import random_prompt, tiny_model
 
 from kvfactory import attach, detach
 from kvfactory.attention_probe import last_row_attention
-from kvfactory.decoder import forward
+from kvfactory.loop_engine import forward
 
 
 def test_probe_leaves_the_model_as_it_was():

@@ -14,7 +14,8 @@ from kvfactory.data.encode import PromptEncoder
 from kvfactory.data.longbench import read_dataset, sample_dir
 from kvfactory.data.prompts import load_prompts
 from kvfactory.data.tasks import TASKS
-from kvfactory.decoder import Decoder, Request
+from kvfactory.decoder import Decoder
+from kvfactory.rows import Request
 
 DATASETS = sorted(path.stem for path in sample_dir().glob("*.jsonl"))
 EXAMPLES = 2

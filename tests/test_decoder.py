@@ -8,13 +8,14 @@ import pytest
 import torch
 from tiny import random_prompt, shared_model
 
-from kvfactory import attach, detach, generate
+from kvfactory import attach, detach, generate, loop_engine
 from kvfactory import decoder as decoder_module
-from kvfactory.decoder import Decoder, Request
+from kvfactory.decoder import Decoder
 from kvfactory.listing import REQUIRED_SETTINGS
 from kvfactory.methods import METHODS
 from kvfactory.monkeypatch import attach_plan
 from kvfactory.plan import make_plan
+from kvfactory.rows import Request
 
 PROMPTS = [random_prompt(n, seed=n) for n in (61, 20, 37, 93, 24)]  # the second and the last fit the budget
 BUDGET, NEW = 24, 8
@@ -197,7 +198,8 @@ def test_near_ties_are_counted_where_rows_share_a_forward(monkeypatch, gap, coun
         logits[:, 7], logits[:, 9] = 1.0, 1.0 - gap
         return logits
 
-    monkeypatch.setattr(decoder_module, "forward", forward)
+    for module in (decoder_module, loop_engine):
+        monkeypatch.setattr(module, "forward", forward)
 
     @attached
     def check(model, plan):

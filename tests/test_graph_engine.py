@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 from tiny import random_prompt, tiny_model
 
 from kvfactory import attach, detach
@@ -129,7 +128,9 @@ def test_the_pool_is_kept_between_runs_and_grows_when_it_must(model, uncaptured)
         list(uncaptured(model, 2).run(requests([attachment.plan], (45, 30))))
         assert engine._pool is first
         rows = outcome(uncaptured(model, 2).run(requests([attachment.plan], (30, 45, 140, 38))))
-        assert engine._pool is not first and all(b >= a for a, b in zip(first.capacities, engine._pool.capacities))
+        assert engine._pool is not first and all(
+            b >= a for a, b in zip(first.capacities, engine._pool.capacities, strict=True)
+        )
         assert rows == outcome(Decoder(model, 1).run(requests([attachment.plan], (30, 45, 140, 38))))
     finally:
         detach(model)

@@ -12,7 +12,7 @@ import torch
 from planted import FOLDER, PLANTED_HEAD, SCRIPT, load_script, make_prompt, planted_model, prompts, recall, recalls
 
 from kvfactory.attention_probe import last_row_attention
-from kvfactory.decoder import forward
+from kvfactory.loop_engine import forward
 from kvfactory.plan import make_plan
 
 TABLE = SCRIPT.parent / "planted_table.py"

@@ -16,6 +16,7 @@ from kvfactory.cache.kv_cache import AttachedCache, AttendedLayer, KVCache
 from kvfactory.cache.ragged import RaggedStore, join_rows
 from kvfactory.cache.store import DenseStore, Store
 from kvfactory.kernels.dispatch import decode_kernels
+from kvfactory.ops.select import to_device
 
 if TYPE_CHECKING:
     from kvfactory.monkeypatch import Attachment, LayerSlot
@@ -26,11 +27,10 @@ GROWTH = 1.5
 
 @dataclass
 class Placed:
-    """One layer of a row in the pool: segments as the host knows them, (1, Hs) each, Hs the row's own stored heads."""
+    """One layer of a row in the pool: (1, Hs) each, Hs the row's own stored heads, on whichever side they are known."""
 
     starts: torch.Tensor
     lengths: torch.Tensor
-    capacities: torch.Tensor
     prompt: torch.Tensor
     positions: torch.Tensor | None
 
@@ -79,19 +79,22 @@ class DecodePool:
     def place(self, row: int, cache: KVCache, room: int) -> None:
         """Copies what a cache holds into place `row`; the cache's own stores are freed."""
         assert row not in self._placed
-        placed, starts, lengths = [], [], []
+        placed = []
         for i, layer in enumerate(cache.kv_layers):
-            base = row * self.capacities[i]
-            part = self._copy(layer.store, i, base, room)
-            copies = self.stored_heads // part.starts.shape[1]
-            starts.append(part.starts[0].repeat_interleave(copies))
-            lengths.append(part.lengths[0].repeat_interleave(copies))
+            placed.append(self._copy(layer.store, i, row * self.capacities[i], room))
             layer.store = None
-            placed.append(part)
         where = slice(row * self.stored_heads, (row + 1) * self.stored_heads)
-        self.starts[:, where] = torch.stack(starts).to(self.starts.device, non_blocking=True)
-        self.lengths[:, where] = torch.stack(lengths).to(self.starts.device, non_blocking=True)
+        self.starts[:, where] = self._spread([part.starts for part in placed])
+        self.lengths[:, where] = self._spread([part.lengths for part in placed])
         self._placed[row] = placed
+
+    def _spread(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """(1, Hs) per layer -> (L, the pool's Hs): heads of a group share a segment where the row stores kv heads."""
+        on_host = all(part.device.type == "cpu" for part in parts)
+        if not on_host:
+            parts = [to_device(part, self.alive.device) for part in parts]
+        spread = [part.repeat_interleave(self.stored_heads // part.shape[1], dim=1) for part in parts]
+        return to_device(torch.cat(spread), self.alive.device)
 
     def _copy(self, store: Store, i: int, base: int, room: int) -> Placed:
         if isinstance(store, DenseStore):
@@ -102,13 +105,15 @@ class DecodePool:
                 pool[base : base + size].view(heads, n + room, D)[:, :n].copy_(x)
             starts = base + torch.arange(heads)[None] * (n + room)
             lengths = torch.full((1, heads), n, dtype=torch.int64)
-            return Placed(starts, lengths, lengths + room, lengths, store.positions)
+            return Placed(starts, lengths, lengths, store.positions)
         if store.room < room:
             store = join_rows([(store, 0)], room)
         for pool, x in zip((self.keys[i], self.values[i]), store.buffers, strict=True):
             pool[base : base + x.shape[0]].copy_(x)
-        starts, lengths, capacities = store.host_segments
-        return Placed(starts + base, lengths, capacities, store.prompt_lengths, store.positions)
+        # Whichever side knows the lengths: asking the device would make the host wait for the prompt.
+        return Placed(
+            store.starts.known + base, store.lengths.known.clone(), store.prompt_lengths.known, store.positions
+        )
 
     def release(self, row: int, cache: KVCache, appended: int, keep: bool) -> None:
         """Gives a row's stores back to its cache, `appended` decoded tokens after it was placed.
@@ -117,8 +122,7 @@ class DecodePool:
             keep: copy them out; otherwise they are views, right until another row takes the place.
         """
         for i, (layer, part) in enumerate(zip(cache.kv_layers, self._placed.pop(row), strict=True)):
-            lengths = part.lengths + appended
-            store = RaggedStore(self.keys[i], self.values[i], part.starts, lengths, part.capacities, part.prompt)
+            store = RaggedStore(self.keys[i], self.values[i], part.starts, part.lengths + appended, 0, part.prompt)
             layer.store = join_rows([(store, 0)], 0) if keep else store
             layer.store.positions = part.positions
             layer.seen += appended

@@ -6,22 +6,54 @@ is padded in storage; a query_head store may let several segments share one slot
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 
 from kvfactory.backends import Backend
 from kvfactory.cache.store import Store
+from kvfactory.ops.select import to_device
 
 SLACK_UNIT = 16
 _SMALLEST_BUCKET = 32
 
 
+class Mirrored:
+    """A small whole-number tensor that host and device both need; copied across when the other side first asks."""
+
+    def __init__(self, values: torch.Tensor, device: torch.device):
+        self._sides = {values.device.type: values}
+        self._device = device
+
+    @property
+    def host(self) -> torch.Tensor:
+        """The values on the CPU; waits for the device when they are only there."""
+        return self._on("cpu", torch.device("cpu"))
+
+    @property
+    def device(self) -> torch.Tensor:
+        """The values where keys and values are."""
+        return self._on(self._device.type, self._device)
+
+    @property
+    def known(self) -> torch.Tensor:
+        """The values on a side where they are already."""
+        return next(iter(self._sides.values()))
+
+    def _on(self, kind: str, device: torch.device) -> torch.Tensor:
+        if kind not in self._sides:
+            self._sides[kind] = self.known.to(device)
+        return self._sides[kind]
+
+    def add(self, n: int) -> None:
+        """Adds to all values, in place on every side there is."""
+        for values in self._sides.values():
+            values += n
+
+
 class RaggedStore(Store):
     """Flat keys and values (slots, D) and, per segment, where it starts and how long it is.
 
-    `starts` and `lengths` exist on the device, for kernels and appends, and lengths also on the host: every segment
-    grows alike, so the host knows all lengths without asking the device.
+    All segments grow alike, so one number of free slots holds for all, and after the prompt nobody has to ask the
+    device for a length.
     """
 
     def __init__(
@@ -30,73 +62,72 @@ class RaggedStore(Store):
         v: torch.Tensor,
         starts: torch.Tensor,
         lengths: torch.Tensor,
-        capacities: torch.Tensor,
+        room: int,
         prompt_lengths: torch.Tensor | None = None,
     ):
         """Takes over the buffers k, v (slots, D).
 
         Args:
-            starts, lengths, capacities: (rows, Hs) int64 on the host; equal starts mean shared slots.
+            starts, lengths: (rows, Hs) int64, on the host or where the buffers are; equal starts mean shared slots.
+            room: free slots behind every segment.
             prompt_lengths: (rows, Hs) slots filled by the prompt; `lengths` when not given.
         """
         self._k, self._v = k, v
-        self._host_starts, self._host_lengths, self._capacities = starts, lengths, capacities
-        self._prompt_lengths = lengths.clone() if prompt_lengths is None else prompt_lengths
+        self._starts = Mirrored(starts, k.device)
+        self._prompt = Mirrored(lengths.clone() if prompt_lengths is None else prompt_lengths, k.device)
+        self._lengths = Mirrored(lengths, k.device)
+        self._segments = tuple(lengths.shape)
+        self._room = room
         self._buckets: list[tuple[torch.Tensor, torch.Tensor, int]] | None = None
         self._bucket_room = 0
 
-    @cached_property
-    def _starts(self) -> torch.Tensor:
-        """(rows, Hs) on the device; made when a read or an append first needs it."""
-        return self._host_starts.to(self._k.device)
-
-    @cached_property
-    def _lengths(self) -> torch.Tensor:
-        # A copy: on the CPU `to` alone would make host and device lengths one tensor, advanced twice.
-        return self._host_lengths.to(self._k.device, copy=True)
+    @property
+    def starts(self) -> Mirrored:
+        """(rows, Hs) first slots."""
+        return self._starts
 
     @property
-    def host_segments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(starts, lengths, capacities), (rows, Hs) int64 each, on the host."""
-        return self._host_starts, self._host_lengths, self._capacities
+    def lengths(self) -> Mirrored:
+        """(rows, Hs) slots in use."""
+        return self._lengths
 
     @property
-    def prompt_lengths(self) -> torch.Tensor:
+    def prompt_lengths(self) -> Mirrored:
         """(rows, Hs) slots filled by the prompt."""
-        return self._prompt_lengths
+        return self._prompt
 
     @property
     def room(self) -> int:
         """Tokens that every segment can still take."""
-        return int((self._capacities - self._host_lengths).min())
+        return self._room
 
     def segment_lengths(self, row: int) -> list[int]:
         """Slots in use of a row's segments, shared ones counted once."""
-        return self._unique(self._host_lengths, row)
+        return self._unique(self._lengths.host, row)
 
     @classmethod
     def build(cls, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, slack: int) -> RaggedStore:
         """Copies back-to-back segments into buffers with `slack` free slots each.
 
         Args:
-            k, v: (N, D), row-major segments; lengths: (rows, Hs) int64 on the host, summing to N.
+            k, v: (N, D), row-major segments, and after the last one any number of rows that belong to none.
+            lengths: (rows, Hs) int64, on the host or the device, which is not waited for.
         """
-        capacities = lengths + slack
-        starts = (capacities.flatten().cumsum(0) - capacities.flatten()).view_as(capacities)
-        shift = torch.repeat_interleave(
-            (starts.flatten() - (lengths.flatten().cumsum(0) - lengths.flatten())), lengths.flatten()
-        ).to(k.device)
-        slots = torch.arange(k.shape[0], device=k.device) + shift
+        flat = to_device(lengths.flatten(), k.device)
+        ends, count = flat.cumsum(0), flat.numel()
+        row = torch.arange(k.shape[0], device=k.device)
+        slots = row + slack * torch.searchsorted(ends, row, right=True)
         buffers = []
         for x in (k, v):
-            buffer = x.new_zeros(int(capacities.sum()), x.shape[1])
+            buffer = x.new_zeros(k.shape[0] + slack * count, x.shape[1])
             buffer[slots] = x
             buffers.append(buffer)
-        return cls(*buffers, starts, lengths.clone(), capacities)
+        starts = ends - flat + slack * torch.arange(count, device=k.device)
+        return cls(*buffers, starts.view(lengths.shape), lengths.clone(), slack)
 
     @property
     def rows(self) -> int:
-        return self._host_lengths.shape[0]
+        return self._segments[0]
 
     @property
     def itemsize(self) -> int:
@@ -104,42 +135,39 @@ class RaggedStore(Store):
 
     @property
     def stored_heads(self) -> int:
-        return self._host_lengths.shape[1]
+        return self._segments[1]
 
     @property
     def prompt_slots(self) -> list[int]:
-        return [n for row in range(self.rows) for n in self._unique(self._prompt_lengths, row)]
+        return [n for row in range(self.rows) for n in self._unique(self._prompt.host, row)]
 
     def _unique(self, lengths: torch.Tensor, row: int) -> list[int]:
         """Lengths of a row's segments, shared ones counted once."""
         seen: dict[int, int] = {}
-        for start, n in zip(self._host_starts[row].tolist(), lengths[row].tolist(), strict=True):
+        for start, n in zip(self._starts.host[row].tolist(), lengths[row].tolist(), strict=True):
             seen.setdefault(start, n)
         return list(seen.values())
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         t = k.shape[2]
-        if bool((self._host_lengths + t > self._capacities).any()):
+        if t > self._room:
             self._grow(t)
         copies = self.stored_heads // k.shape[1]
-        slots = (self._starts + self._lengths)[..., None]
+        slots = (self._starts.device + self._lengths.device)[..., None]
         if t > 1:
             slots = slots + torch.arange(t, device=k.device)
         for buffer, x in ((self._k, k), (self._v, v)):
             # Segments that share slots write the same value twice.
             x = x.repeat_interleave(copies, dim=1) if copies > 1 else x
             buffer.index_copy_(0, slots.flatten(), x.reshape(-1, x.shape[-1]))
-        self._lengths += t
-        self._host_lengths += t
+        self._lengths.add(t)
+        self._room -= t
         self._bucket_room -= t  # counted here, since not every backend reads single tokens by buckets
 
     def _grow(self, t: int) -> None:
         """Makes room for at least `t` more tokens in every segment by copying the layer once."""
-        slack = max(t, int((self._capacities - self._prompt_lengths).max()) * 2)
-        rebuilt = join_rows([(self, row) for row in range(self.rows)], slack)
-        rebuilt._prompt_lengths = self._prompt_lengths
-        for name in ("_starts", "_lengths"):
-            self.__dict__.pop(name, None)
+        grown = int((self._lengths.host - self._prompt.host).max())
+        rebuilt = join_rows([(self, row) for row in range(self.rows)], max(t, SLACK_UNIT, 2 * grown))
         self.__dict__.update(rebuilt.__dict__)
 
     def take_row(self, row: int) -> RaggedStore:
@@ -148,15 +176,15 @@ class RaggedStore(Store):
 
     def view(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Padded copies (rows, Hs, longest, D), zeros behind each segment; for tests, not for decoding."""
-        longest = int(self._host_lengths.max())
+        longest = int(self._lengths.host.max())
         offsets = torch.arange(longest, device=self._k.device)
-        slots = (self._starts[..., None] + offsets).clamp_(max=self._k.shape[0] - 1)
-        inside = (offsets < self._lengths[..., None])[..., None]
+        slots = (self._starts.device[..., None] + offsets).clamp_(max=self._k.shape[0] - 1)
+        inside = (offsets < self._lengths.device[..., None])[..., None]
         return self._k[slots] * inside, self._v[slots] * inside
 
     def segments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """(k, v, starts, lengths) as decode kernels take them: (slots, D) twice, (rows * Hs,) twice."""
-        return self._k, self._v, self._starts.flatten(), self._lengths.flatten()
+        return self._k, self._v, self._starts.device.flatten(), self._lengths.device.flatten()
 
     def attend(
         self, q: torch.Tensor, *, scale: float, backend: Backend, visible: torch.Tensor | None = None
@@ -176,7 +204,7 @@ class RaggedStore(Store):
         G = Hq // self.stored_heads
         queries = q.reshape(R * self.stored_heads, 1, G * t, D)
         out = torch.empty_like(queries)
-        lengths = self._lengths.flatten()
+        lengths = self._lengths.device.flatten()
         for members, slots, width in self._bucketed():
             n, offsets = len(members), torch.arange(width, device=q.device)
             # Token r of t sees everything but the t - 1 - r tokens after it.
@@ -194,7 +222,7 @@ class RaggedStore(Store):
     def _bucketed(self) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
         """(segments, slots (n, width), width) per power-of-two length; rebuilt only when one outgrows its bucket."""
         if self._buckets is None or self._bucket_room < 0:
-            lengths, starts = self._host_lengths.flatten(), self._host_starts.flatten()
+            lengths, starts = self._lengths.host.flatten(), self._starts.host.flatten()
             widths = torch.tensor([max(_SMALLEST_BUCKET, 1 << (int(n) - 1).bit_length()) for n in lengths.tolist()])
             self._buckets = []
             for width in sorted(set(widths.tolist())):
@@ -224,7 +252,7 @@ def as_ragged(store: Store) -> RaggedStore:
     lengths = torch.full((B, Hs), n, dtype=torch.int64)
     starts = (torch.arange(B * Hs) * n).view(B, Hs)
     prompt = torch.tensor(store.prompt_slots).expand(B, Hs)
-    return RaggedStore(k.reshape(-1, D), v.reshape(-1, v.shape[-1]), starts, lengths, lengths.clone(), prompt)
+    return RaggedStore(k.reshape(-1, D), v.reshape(-1, v.shape[-1]), starts, lengths, 0, prompt)
 
 
 def join_rows(members: list[tuple[Store, int]], slack: int) -> RaggedStore:
@@ -240,7 +268,7 @@ def join_rows(members: list[tuple[Store, int]], slack: int) -> RaggedStore:
     for part, row in parts:
         placed: dict[int, int] = {}
         row_starts = []
-        for start, n in zip(part._host_starts[row].tolist(), part._host_lengths[row].tolist(), strict=True):
+        for start, n in zip(part.starts.host[row].tolist(), part.lengths.host[row].tolist(), strict=True):
             if start not in placed:
                 placed[start] = size
                 sources.append((part, start, n, size))
@@ -248,12 +276,12 @@ def join_rows(members: list[tuple[Store, int]], slack: int) -> RaggedStore:
             row_starts.append(placed[start])
         copies = heads // part.stored_heads
         starts.append(torch.tensor(row_starts).repeat_interleave(copies))
-        lengths.append(part._host_lengths[row].repeat_interleave(copies))
-        prompts.append(part._prompt_lengths[row].repeat_interleave(copies))
+        lengths.append(part.lengths.host[row].repeat_interleave(copies))
+        prompts.append(part.prompt_lengths.host[row].repeat_interleave(copies))
     first = parts[0][0]
     k, v = first._k.new_zeros(size, first._k.shape[1]), first._v.new_zeros(size, first._v.shape[1])
     for part, start, n, target in sources:
         k[target : target + n] = part._k[start : start + n]
         v[target : target + n] = part._v[start : start + n]
     stacked = torch.stack(lengths)
-    return RaggedStore(k, v, torch.stack(starts), stacked, stacked + slack, torch.stack(prompts))
+    return RaggedStore(k, v, torch.stack(starts), stacked, slack, torch.stack(prompts))

@@ -83,7 +83,7 @@ class DenseStore(Store):
         self._k[:, :, :n] = k
         self._v[:, :, :n] = v
         self.length = n
-        self._next = torch.tensor([n], device=k.device)
+        self._next = torch.full((1,), n, device=k.device)
         self.prompt_slots = [n] * Hs
         self.columns: dict[str, torch.Tensor] = {}
         self.history: dict[str, torch.Tensor] = {}

@@ -114,10 +114,9 @@ class AdaKV(WindowSelector):
         window = self.window(ctx)
         scores = self.scores(q, k, v, ctx)
         counts = self.counts(scores, kept - window)
-        most = k.shape[0] * self.declared_bounds(ctx)[1]
-        indices, lengths = ragged_positions(scores, counts, ctx.prompt_len, window, size=most)
-        lengths = lengths.cpu()  # the one time that the host waits for the device
-        return RaggedKept(indices[: int(lengths.sum())], lengths)
+        # On a device the host does not wait for the exact number; what is too much lies behind the last segment.
+        most = k.shape[0] * self.declared_bounds(ctx)[1] if scores.is_cuda else None
+        return RaggedKept(*ragged_positions(scores, counts, ctx.prompt_len, window, size=most))
 
     def counts(self, scores: torch.Tensor, base: int) -> torch.Tensor:
         """(B, Hs) past tokens of every head from pooled scores (B, Hs, P), `base` on the mean of the heads."""

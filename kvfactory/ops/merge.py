@@ -49,7 +49,7 @@ def _padded(kept: RaggedKept, B: int) -> tuple[torch.Tensor, torch.Tensor]:
     lengths = kept.lengths.view(B, -1).to(kept.indices.device)
     valid = torch.arange(int(kept.lengths.max()), device=lengths.device) < lengths[..., None]
     indices = torch.zeros(valid.shape, dtype=torch.int64, device=lengths.device)
-    indices[valid] = kept.indices
+    indices[valid] = kept.indices[: int(lengths.sum())]
     return indices, valid
 
 

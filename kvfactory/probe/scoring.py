@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvfactory.attention_probe import LastRow
-from kvfactory.decoder import forward
+from kvfactory.loop_engine import forward
 from kvfactory.metrics.qa import qa_f1_score
 from kvfactory.probe.trials import Trial
 

@@ -9,7 +9,7 @@ from tiny import random_prompt, shared_model, step
 
 from kvfactory import attach, detach
 from kvfactory.cache.batch import BatchCache, FanOutCache, can_join
-from kvfactory.decoder import forward
+from kvfactory.loop_engine import forward
 from kvfactory.monkeypatch import get_attachment
 from kvfactory.plan import make_plan
 
@@ -160,7 +160,7 @@ def test_a_batch_holds_its_rows_and_nothing_more(model, attachment, granularity)
         own = [row.store for x in layers if hasattr(x, "joined") for row in x.rows if row.store is not None]
         alloc = sum(store.nbytes_alloc for store in (*stores, *own) if store is not None)
         joined = [store for store in stores if store is not None]
-        slots = sum(len(set(store._host_starts.flatten().tolist())) for store in joined)
+        slots = sum(len(set(store.starts.host.flatten().tolist())) for store in joined)
         assert sum(s.nbytes_alloc - s.nbytes for s in joined) == slots * 3 * 2 * 16 * 4
         return sum(reachable_storages(*layers).values()) - alloc - native
 

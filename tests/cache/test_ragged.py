@@ -69,14 +69,18 @@ def read(store, q, backend, visible=None):
     return store.attend(q, scale=SCALE, backend=get_backend(backend), visible=visible)
 
 
+def ends(store):
+    """Slots that each segment may use."""
+    return (store.lengths.host + store.room).flatten().tolist()
+
+
 def check_metadata(store, lists):
     """Segments lie apart inside the buffers, hold what they should, and both copies of the lengths agree."""
     k, v, starts, lengths = store.segments()
-    assert lengths.tolist() == [n for row in lists.lengths for n in row] == store._host_lengths.flatten().tolist()
-    assert starts.tolist() == store._host_starts.flatten().tolist()
-    assert lengths.data_ptr() != store._host_lengths.data_ptr()
-    assert bool((store._host_lengths <= store._capacities).all())
-    spans = sorted(set(zip(starts.tolist(), store._capacities.flatten().tolist(), strict=True)))
+    assert lengths.tolist() == [n for row in lists.lengths for n in row] == store.lengths.host.flatten().tolist()
+    assert starts.tolist() == store.starts.host.flatten().tolist()
+    assert store.room >= 0
+    spans = sorted(set(zip(starts.tolist(), ends(store), strict=True)))
     assert all(a + n <= b for (a, n), (b, _) in zip(spans, spans[1:], strict=False))
     assert spans[0][0] >= 0 and sum(spans[-1]) <= len(k) == len(v)
     flat = [(a, b) for keys, values in zip(lists.k, lists.v, strict=True) for a, b in zip(keys, values, strict=True)]
@@ -174,7 +178,7 @@ def test_growth_keeps_everything_and_lets_the_old_buffers_go(slack):
     assert store.prompt_slots == prompt == [4, 1, 9, 2]
     held = {x.untyped_storage().data_ptr() for x in vars(store).values() if isinstance(x, torch.Tensor)}
     assert first not in held
-    assert store.nbytes_alloc == 2 * 4 * 16 * int(store._capacities.sum())
+    assert store.nbytes_alloc == 2 * 4 * 16 * sum(ends(store))
 
 
 class TestSharedSlots:
@@ -192,7 +196,7 @@ class TestSharedSlots:
 
     def test_slots_are_stored_and_counted_once(self):
         store = self.joined(slack=2)
-        starts = store._host_starts
+        starts = store.starts.host
         assert starts[0].tolist() == [0, 0, 0, 13, 13, 13] and len(set(starts[1].tolist())) == 6
         for i in range(4):  # beyond the slack: growing must not part them
             assert store.prompt_slots == [11, 11, 5, 40, 1, 8, 8, 33]
@@ -200,11 +204,15 @@ class TestSharedSlots:
             assert store.nbytes_alloc == 2 * 4 * 16 * int(
                 sum(
                     dict(
-                        zip(store._host_starts.flatten().tolist(), store._capacities.flatten().tolist(), strict=True)
+                        zip(
+                            store.starts.host.flatten().tolist(),
+                            (store.lengths.host + store.room).flatten().tolist(),
+                            strict=True,
+                        )
                     ).values()
                 )
             )
-            assert len(set(store._host_starts.flatten().tolist())) == 8
+            assert len(set(store.starts.host.flatten().tolist())) == 8
             self.step(store, i)
 
     @pytest.mark.parametrize("backend", ["eager", "sdpa"])
