@@ -55,8 +55,10 @@ def repeat_within(
     return results
 
 
-def kernel_us(calls: list[Callable[[], Any]], device: torch.device, repeats: int = 20) -> float:
+def kernel_us(calls: list[Callable[[], Any]], device: torch.device, repeats: int = 20, seconds: float = 2.0) -> float:
     """Median microseconds of one of `calls`, which are run in turn so that their inputs leave the L2 cache.
+
+    Up to `repeats` rounds, none begun after `seconds`.
 
     On CUDA the round is captured and replayed, which leaves out what launches cost on the host; elsewhere wall time.
     """
@@ -75,8 +77,9 @@ def kernel_us(calls: list[Callable[[], Any]], device: torch.device, repeats: int
         for call in calls:
             call()
     graph.replay()
-    times = []
-    for _ in range(repeats):
+    times: list[float] = []
+    began = time.perf_counter()
+    while not times or (len(times) < repeats and time.perf_counter() - began < seconds):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()

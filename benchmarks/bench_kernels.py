@@ -1,0 +1,350 @@
+"""Each kernel against the ceilings of the device and against library kernels that compute the same.
+
+python -m benchmarks.bench_kernels --kernels copy,matmul,decode,append,window,columns,prefill --output kernels.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks import arguments
+from benchmarks.timing import Log, kernel_us, table
+from kvfactory.kernels import reference
+from kvfactory.kernels.dispatch import decode_kernels, use_triton
+from kvfactory.kernels.segments import DecodeWorkspace, choose_splits
+from kvfactory.ops import scores
+
+KERNELS = ("copy", "matmul", "decode", "append", "window", "columns", "prefill")
+CYCLED_BYTES = 600 * 10**6
+"""Inputs are rotated until they exceed ten times the largest L2 cache in use."""
+
+LAYOUTS = ("dense", "ragged", "aliased")
+
+
+class Bench:
+    """The shape of one layer and where it runs."""
+
+    def __init__(self, args: argparse.Namespace, log: Log, device: torch.device):
+        self.args, self.log, self.device = args, log, device
+        self.dtype = arguments.dtype_of(args)
+        self.heads, self.kv_heads, self.head_dim = args.heads, args.kv_heads, args.head_dim
+        self.ceilings: dict[str, float] = {}
+        self.random = torch.Generator(device).manual_seed(args.seed)
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.random, device=self.device, dtype=self.dtype)
+
+    def record(self, name: str, facts: dict[str, Any], make: Callable[[], list], bytes_: float, flop: float) -> None:
+        """One line: time, rates, and the share of the ceiling that is nearer."""
+
+        def measure() -> dict[str, Any]:
+            us = kernel_us(make(), self.device, self.args.repeats)
+            found = {
+                "us": round(us, 3),
+                "tb_per_s": round(bytes_ / us / 1e6, 4),
+                "tflop_per_s": round(flop / us / 1e6, 3),
+            }
+            if self.ceilings.keys() >= {"copy", "matmul"}:
+                least = max(bytes_ / self.ceilings["copy"], flop / self.ceilings["matmul"])
+                found["of_ceiling"] = round(least / us, 4)
+            return found
+
+        self.log.case({"kind": "kernel", "kernel": name} | facts, measure)
+
+    def copies(self, size: int) -> range:
+        """How many sets of inputs of `size` bytes to rotate among."""
+        return range(max(1, min(64, -(-CYCLED_BYTES // size))) if self.device.type == "cuda" else 1)
+
+    def ceiling(self, name: str) -> None:
+        """Measures what a copy or a matrix product reaches here, in bytes or operations per microsecond."""
+        small = self.device.type == "cpu"
+        if name == "copy":
+            source = self.normal(1 << (20 if small else 31))
+            target = torch.empty_like(source)
+            work = 2 * source.numel() * source.element_size()
+            call = lambda: target.copy_(source)  # noqa: E731
+        else:
+            n = 256 if small else 8192
+            a, b = self.normal(n, n), self.normal(n, n)
+            work = 2 * n**3
+            call = lambda: a @ b  # noqa: E731
+
+        def measure() -> dict[str, Any]:
+            us = kernel_us([call], self.device, 10)
+            self.ceilings[name] = work / us
+            return {"us": round(us, 2), "tb_per_s" if name == "copy" else "tflop_per_s": round(work / us / 1e6, 3)}
+
+        self.log.case({"kind": "ceiling", "kernel": name}, measure)
+
+
+def segments(layout: str, rows: int, bench: Bench, length: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    """(starts, lengths, slots, queries per segment); each segment has one free slot behind it.
+
+    dense: kv heads of equal length; ragged: lengths from an eighth to fifteen eighths of the mean, in random order;
+    aliased: a segment for every query head, those of a group on the same slots.
+    """
+    group = bench.heads // bench.kv_heads
+    S = rows * bench.kv_heads
+    lengths = torch.full((S,), length)
+    if layout == "ragged":
+        order = torch.randperm(S, generator=torch.Generator().manual_seed(bench.args.seed))
+        lengths = torch.linspace(length / 8, 15 * length / 8, S).long()[order].clamp(min=1)
+    starts = (lengths + 1).cumsum(0) - (lengths + 1)
+    slots = int((lengths + 1).sum())
+    if layout == "aliased":
+        starts, lengths, group = starts.repeat_interleave(group), lengths.repeat_interleave(group), 1
+    return starts.to(bench.device), lengths.to(bench.device), slots, group
+
+
+def bench_decode(bench: Bench, layout: str, rows: int, length: int) -> None:
+    """append_and_attend at several splits and decode_attention, beside sdpa, FA3 and the torch definition."""
+    starts, lengths, slots, group = segments(layout, rows, bench, length)
+    S, D = len(starts), bench.head_dim
+    stored = slots * D * 2 * bench.dtype.itemsize
+    flop = 4.0 * int(lengths.sum()) * group * D
+    buffers = [(bench.normal(slots, D), bench.normal(slots, D)) for _ in bench.copies(stored)]
+    q, new = bench.normal(S, group, D), bench.normal(2, rows, bench.kv_heads, 1, D)
+    alive = torch.ones(rows, dtype=torch.bool, device=bench.device)
+    scale, copies = D**-0.5, S // (rows * bench.kv_heads)
+    kernels = decode_kernels(bench.device)
+    facts = {"layout": layout, "rows": rows, "length": length}
+    chosen = None
+    splits: list[int | None] = [None]
+    if use_triton(bench.device):
+        processors = torch.cuda.get_device_properties(bench.device).multi_processor_count
+        chosen = choose_splits(S, int(lengths.max()) + 1, processors)
+        splits = sorted({chosen} | {s for s in (chosen // 2, chosen * 2, *bench.args.splits) if 1 <= s <= 128})
+    for count in splits:
+        workspace = None if count is None else DecodeWorkspace.allocate(S, group, D, splits=count, device=bench.device)
+        bench.record(
+            "append_and_attend",
+            facts | {"splits": count, "chosen": count == chosen},
+            lambda workspace=workspace: [
+                lambda k=k, v=v: kernels.append_and_attend(
+                    q, *new, k, v, starts, lengths, alive, copies=copies, scale=scale, workspace=workspace
+                )
+                for k, v in buffers
+            ],
+            stored,
+            flop,
+        )
+    workspace = kernels.make_workspace(S, group, D, capacity=int(lengths.max()) + 1, device=bench.device)
+    bench.record(
+        "decode_attention",
+        facts,
+        lambda: [
+            lambda k=k, v=v: kernels.decode_attention(q, k, v, starts, lengths, scale=scale, workspace=workspace)
+            for k, v in buffers
+        ],
+        stored,
+        flop,
+    )
+    if layout == "dense":
+        shaped = [tuple(x.view(rows, bench.kv_heads, length + 1, D)[:, :, :length] for x in pair) for pair in buffers]
+        wide = q.view(rows, bench.heads, 1, D)
+        bench.record(
+            "sdpa, grouped",
+            facts,
+            lambda: [lambda k=k, v=v: F.scaled_dot_product_attention(wide, k, v, enable_gqa=True) for k, v in shaped],
+            stored,
+            flop,
+        )
+        if (flash := _fa3(bench)) is not None:
+            turned = [tuple(x.transpose(1, 2) for x in pair) for pair in shaped]
+            bench.record(
+                "FA3",
+                facts,
+                lambda: [lambda k=k, v=v: flash(wide.transpose(1, 2), k, v, softmax_scale=scale) for k, v in turned],
+                stored,
+                flop,
+            )
+    if rows == 1 and bench.device.type == "cuda" and length <= 8192:
+
+        def by_torch() -> list:
+            k, v = buffers[0]
+            return [lambda: reference.segment_decode(q, k, v, starts, lengths, scale=scale)]
+
+        # It asks the host for lengths, so it cannot be captured: timed as launched.
+        bench.log.case(
+            {"kind": "kernel", "kernel": "torch definition, launched"} | facts,
+            lambda: {"us": round(_launched_us(by_torch()[0], bench.device), 2)},
+        )
+
+
+def _launched_us(call: Callable[[], Any], device: torch.device) -> float:
+    from benchmarks.timing import wall_seconds
+
+    call()
+    return sorted(wall_seconds(call, device) for _ in range(5))[2] * 1e6
+
+
+def _fa3(bench: Bench) -> Callable[..., Any] | None:
+    half = bench.dtype in (torch.float16, torch.bfloat16)
+    if bench.device.type != "cuda" or not half or find_spec("fa3_fwd_interface") is None:
+        return None
+    from fa3_fwd_interface import flash_attn_func
+
+    return flash_attn_func
+
+
+def bench_append(bench: Bench, rows: int, length: int) -> None:
+    """append_tokens alone: what the fused kernel saves."""
+    starts, lengths, slots, _ = segments("dense", rows, bench, length)
+    D = bench.head_dim
+    new = bench.normal(2, rows, bench.kv_heads, 1, D)
+    alive = torch.ones(rows, dtype=torch.bool, device=bench.device)
+    append = decode_kernels(bench.device).append_tokens
+    k, v = bench.normal(slots, D), bench.normal(slots, D)
+    bench.record(
+        "append_tokens",
+        {"rows": rows, "length": length},
+        lambda: [lambda: append(*new, k, v, starts, lengths, alive, copies=1)],
+        4 * new.numel() * new.element_size() / 2,
+        0,
+    )
+
+
+def _prompt(bench: Bench, length: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    q = bench.normal(1, bench.heads, length, bench.head_dim)
+    return q, bench.normal(1, bench.kv_heads, length, bench.head_dim), bench.head_dim**-0.5
+
+
+def bench_window(bench: Bench, length: int) -> None:
+    """Windowed scores of SnapKV's kind: the keys read twice, once per kernel."""
+    q, k, scale = _prompt(bench, length)
+    for window in bench.args.windows:
+        bytes_ = 2 * k.numel() * k.element_size() + bench.heads * (length - window) * 4
+        flop = 4.0 * bench.heads * window * length * bench.head_dim
+        bench.record(
+            "window_scores",
+            {"length": length, "window": window},
+            lambda window=window: [lambda: scores.window_scores(q, k, window, scale=scale)],
+            bytes_,
+            flop,
+        )
+
+
+def bench_columns(bench: Bench, length: int) -> None:
+    """Column sums over all rows, as H2O takes them: two causal products."""
+    q, k, scale = _prompt(bench, length)
+    bench.record(
+        "column_sums",
+        {"length": length},
+        lambda: [lambda: scores.column_sums(q, k, scale=scale)],
+        2 * (q.numel() + k.numel()) * q.element_size(),
+        2.0 * bench.heads * length**2 * bench.head_dim,
+    )
+
+
+def bench_prefill(bench: Bench, length: int) -> None:
+    """Causal attention of one layer by the libraries, the yardstick for the score kernels."""
+    q, k, scale = _prompt(bench, length)
+    flop, bytes_ = 2.0 * bench.heads * length**2 * bench.head_dim, 2 * (q.numel() + k.numel()) * q.element_size()
+    facts = {"length": length}
+
+    def grouped() -> list:
+        return [lambda: F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)]
+
+    bench.record("sdpa causal, grouped", facts, grouped, bytes_, flop)
+    repeated = k.repeat_interleave(bench.heads // bench.kv_heads, dim=1)
+    bench.record(
+        "sdpa causal, repeated",
+        facts,
+        lambda: [lambda: F.scaled_dot_product_attention(q, repeated, repeated, is_causal=True)],
+        bytes_,
+        flop,
+    )
+    if (flash := _fa3(bench)) is not None:
+        a, b = q.transpose(1, 2), k.transpose(1, 2)
+        bench.record(
+            "FA3 causal", facts, lambda: [lambda: flash(a, b, b, softmax_scale=scale, causal=True)], bytes_, flop
+        )
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Raises ValueError for a value that cannot be."""
+    flags = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    flags.add_argument("--kernels", default=",".join(KERNELS))
+    flags.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    flags.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    flags.add_argument("--heads", type=int, default=32)
+    flags.add_argument("--kv_heads", type=int, default=8)
+    flags.add_argument("--head_dim", type=int, default=128)
+    flags.add_argument("--lengths", default="2176,8192,32768,131072", help="slots per segment, of decode and append")
+    flags.add_argument("--prompts", default="8192,32768,131072", help="of the score kernels and of prefill")
+    flags.add_argument("--rows", default="1,16")
+    flags.add_argument("--layouts", default=",".join(LAYOUTS))
+    flags.add_argument("--splits", default="8,16,32", help="tried beside the chosen one, its half and its double")
+    flags.add_argument("--windows", default="8,32")
+    flags.add_argument("--repeats", type=int, default=20)
+    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--output", help="file that the JSON lines are appended to")
+    args = flags.parse_args(argv)
+    args.kernels = arguments.names("kernels", args.kernels, KERNELS)
+    args.layouts = arguments.names("layouts", args.layouts, LAYOUTS)
+    for name in ("lengths", "prompts", "rows", "splits", "windows"):
+        setattr(args, name, arguments.counts(name, getattr(args, name)))
+    if args.heads % args.kv_heads:
+        raise ValueError(f"--heads {args.heads} is not a multiple of --kv_heads {args.kv_heads}")
+    return args
+
+
+@torch.no_grad()
+def run(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    device = arguments.device_of(args)
+    log = Log(args.output, device)
+    bench = Bench(args, log, device)
+    for name in ("copy", "matmul"):
+        if name in args.kernels:
+            bench.ceiling(name)
+    sizes = list(itertools.product(args.rows, args.lengths))
+    work: dict[str, Callable[[], Any]] = {
+        "decode": lambda: [
+            _guarded(log, "decode", bench_decode, bench, layout, *size)
+            for layout in args.layouts
+            for size in sizes
+            if _fits(bench, *size)
+        ],
+        "append": lambda: [
+            _guarded(log, "append", bench_append, bench, *size) for size in sizes if _fits(bench, *size)
+        ],
+        "window": lambda: [_guarded(log, "window", bench_window, bench, n) for n in args.prompts],
+        "columns": lambda: [_guarded(log, "columns", bench_columns, bench, n) for n in args.prompts],
+        "prefill": lambda: [_guarded(log, "prefill", bench_prefill, bench, n) for n in args.prompts],
+    }
+    for name in args.kernels:
+        if name in work:
+            work[name]()
+    head = ["kernel", "layout", "rows", "length", "window", "splits", "chosen", "us", "tb_per_s", "tflop_per_s"]
+    head += ["of_ceiling", "error"]
+    rows = [[r.get(name) for name in head] for r in log.records if r["kind"] in ("kernel", "ceiling")]
+    print(table(head, rows))
+    return 1 if log.failed else 0
+
+
+def _fits(bench: Bench, rows: int, length: int) -> bool:
+    """Leaves out what one GPU has no room for: 16 rows of 131,072."""
+    return rows * length * bench.kv_heads * bench.head_dim * 2 * bench.dtype.itemsize < 8 * 2**30
+
+
+def _guarded(log: Log, name: str, measure: Callable[..., None], bench: Bench, *facts: Any) -> None:
+    """A case whose inputs cannot even be made is recorded, and the next one runs."""
+    try:
+        measure(bench, *facts)
+    except Exception as error:
+        log.failed += 1
+        log.write(
+            {"kind": "kernel", "kernel": name, "case": list(facts), "error": f"{type(error).__name__}: {error}"[:500]}
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(arguments.main(run))
