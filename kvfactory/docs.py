@@ -1,7 +1,7 @@
 """Writes the generated pages: `python -m kvfactory.docs`, or `--check` to name what is stale.
 
 docs/methods.md comes from docstrings, capabilities and settings, docs/presets.md from the settings' cells, docs/cli.md
-from the command line's parser, and the method table of README.md from the capabilities. Parser help is laid out here
+from the runners' parsers, and the method table of README.md from the capabilities. Parser help is laid out here
 rather than by argparse, whose layout changes between Python versions.
 """
 
@@ -10,15 +10,20 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 
-from kvfactory.cli import METHOD_PREFIX, build_parser
+from kvfactory.cli import DESCRIPTION, METHOD_PREFIX, build_parser
 from kvfactory.listing import table_cells
 from kvfactory.methods import METHODS
 from kvfactory.settings import PRESETS, field_type, format_value
+from kvfactory.suites.longbench import LongBenchSettings
+from kvfactory.suites.needle import NeedleSettings
+from kvfactory.suites.ruler import RulerSettings
 
+RUNNERS = (LongBenchSettings, RulerSettings, NeedleSettings)
 ROOT = Path(__file__).resolve().parents[1]
 NOTICE = "<!-- Written by `python -m kvfactory.docs`; change the code and run it again. -->"
 BEGIN, END = "<!-- methods:begin -->", "<!-- methods:end -->"
@@ -121,6 +126,10 @@ def presets_page() -> str:
     )
 
 
+def _flag_rows(group: argparse._ArgumentGroup) -> list[list[str]]:
+    return [_flag_row(action) for action in group._group_actions if "--help" not in action.option_strings]
+
+
 def _flag_row(action: argparse.Action) -> list[str]:
     names = ", ".join(f"`{option}`" for option in action.option_strings)
     if action.nargs == 0:
@@ -135,14 +144,25 @@ def _flag_row(action: argparse.Action) -> list[str]:
 
 
 def cli_page() -> str:
-    """docs/cli.md: the flags by group, in the order of --help."""
-    parser = build_parser()
-    parts = [NOTICE, "# Command line", f"`python {parser.prog}`: {parser.description}"]
-    for group in parser._action_groups:
-        actions = [action for action in group._group_actions if "--help" not in action.option_strings]
-        if actions:
-            rows = [["flag", "value", "meaning"], *(_flag_row(action) for action in actions)]
-            parts += [f"## {group.title}", markdown_table(rows)]
+    """docs/cli.md: by group what at least two runners share, then what each has of its own, in the order of --help."""
+    parsers = [build_parser(settings) for settings in RUNNERS]
+    tables = [{group.title: _flag_rows(group) for group in parser._action_groups} for parser in parsers]
+    seen = Counter(tuple(row) for groups in tables for rows in groups.values() for row in rows)
+    header = ["flag", "value", "meaning"]
+    names = [f"`python {parser.prog}`" for parser in parsers]
+    parts = [
+        NOTICE,
+        "# Command line",
+        f"{', '.join(names)}: {DESCRIPTION.format('a benchmark')} First the flags that they share, then those of each "
+        "runner, among them shared ones that it gives another default or a further spelling.",
+    ]
+    for title in dict.fromkeys(title for groups in tables for title in groups):
+        rows = dict.fromkeys(tuple(row) for groups in tables for row in groups.get(title, ()))
+        if shared := [row for row in rows if seen[row] > 1]:
+            parts += [f"## {title}", markdown_table([header, *shared])]
+    for parser, settings, groups in zip(parsers, RUNNERS, tables, strict=True):
+        own = [row for rows in groups.values() for row in rows if seen[tuple(row)] == 1]
+        parts += [f"## {parser.prog}: {settings.benchmark}", markdown_table([header, *own])]
     return "\n\n".join(parts) + "\n"
 
 

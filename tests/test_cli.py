@@ -10,7 +10,11 @@ from kvfactory.cli import METHOD_PREFIX, build_parser, method_settings, parse, s
 from kvfactory.methods import METHODS
 from kvfactory.run_settings import optional_name
 from kvfactory.suites.longbench import LongBenchSettings
+from kvfactory.suites.needle import NeedleSettings
+from kvfactory.suites.ruler import RulerSettings
 
+RUNNERS = (LongBenchSettings, RulerSettings, NeedleSettings)
+of_every_runner = pytest.mark.parametrize("settings", RUNNERS, ids=lambda settings: settings.program)
 GIVEN = ["--method", "snapkv", "--model_path", "m"]
 
 
@@ -18,20 +22,35 @@ def checked(*argv):
     return parse([*GIVEN, *argv])[0].checked(METHODS)
 
 
-def test_every_setting_has_a_flag_and_help():
-    actions = {action.dest: action for action in build_parser()._actions}
-    declared = {f.name for f in dataclasses.fields(LongBenchSettings)}
+@of_every_runner
+def test_every_setting_has_a_flag_and_help(settings):
+    parser = build_parser(settings)
+    actions = {action.dest: action for action in parser._actions}
+    declared = {f.name: f for f in dataclasses.fields(settings)}
     of_methods = {
         f.name
         for name in METHODS
         for f in dataclasses.fields(METHODS.get(name).Settings)
         if f.metadata.get("cli", True)
     }
-    assert set(actions) == {"help"} | declared | {METHOD_PREFIX + name for name in of_methods}
+    assert set(actions) == {"help"} | set(declared) | {METHOD_PREFIX + name for name in of_methods}
     assert all(action.help for action in actions.values())
-    text = build_parser().format_help()
-    for name in declared | of_methods:
+    for name, f in declared.items():
+        assert actions[name].option_strings == [f"--{spelling}" for spelling in (name, *f.metadata["alias"])]
+    text = parser.format_help()
+    assert parser.prog == settings.program and settings.benchmark in text
+    for name in (*declared, *of_methods):
         assert f"--{name}" in text
+
+
+@of_every_runner
+def test_every_alias_sets_its_setting(settings):
+    aliased = {f.name: f for f in dataclasses.fields(settings) if f.metadata["alias"]}
+    assert aliased
+    for name, f in aliased.items():
+        for alias in f.metadata["alias"]:
+            parsed = parse([f"--{alias}", "7"], settings)[0]
+            assert getattr(parsed, name) == f.metadata["read"]("7") != f.default
 
 
 def test_a_flag_that_several_methods_read_names_them_and_their_defaults():
@@ -40,8 +59,9 @@ def test_a_flag_that_several_methods_read_names_them_and_their_defaults():
         assert part in help
 
 
-def test_nothing_given_means_the_declared_defaults():
-    assert parse([]) == (LongBenchSettings(), {})
+@of_every_runner
+def test_nothing_given_means_the_declared_defaults(settings):
+    assert parse([], settings) == (settings(), {})
 
 
 def test_values_are_read():
@@ -161,9 +181,29 @@ def test_what_is_missing_is_named():
     ],
 )
 def test_typing_mistakes_are_one_sentence_and_exit_2(argv, told, capsys):
+    refused_at_parsing(argv, LongBenchSettings, told, capsys)
+
+
+@pytest.mark.parametrize(
+    "settings, argv, told",
+    [
+        (RulerSettings, ["--lenghts", "4096"], "did you mean --lengths"),
+        (RulerSettings, ["--lengths", "4k"], "several separated by commas"),
+        (RulerSettings, ["--protocol", "factory"], "unknown argument --protocol"),
+        (NeedleSettings, ["--s_len", "1k"], "'1k' is not a whole number"),
+        (NeedleSettings, ["--depth", "50"], "did you mean --depths"),
+        (NeedleSettings, ["--depth_kind", "square"], "invalid choice: 'square'"),
+    ],
+)
+def test_typing_mistakes_of_other_runners(settings, argv, told, capsys):
+    refused_at_parsing(argv, settings, told, capsys)
+
+
+def refused_at_parsing(argv, settings, told, capsys):
     with pytest.raises(SystemExit) as end:
-        parse(argv)
+        parse(argv, settings)
     error = capsys.readouterr().err
+    assert error.startswith(f"{settings.program}: ")
     assert end.value.code == 2 and told in error and error.count("\n") == 1 and "usage" not in error
 
 

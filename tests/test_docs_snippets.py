@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import itertools
 import os
 import re
 import shlex
@@ -23,11 +24,14 @@ import torch
 from tiny_checkpoint import save_checkpoint
 
 import kvfactory.assets
-from kvfactory import attach, detach, generate
-from kvfactory.cli import build_parser
+from kvfactory import attach, detach, docs, generate
+from kvfactory.cli import build_parser, parse, unread_settings
 from kvfactory.listing import verify
 from kvfactory.methods import METHODS
 from kvfactory.monkeypatch import restore
+from kvfactory.ruler.__main__ import build_parser as ruler_parser
+from kvfactory.ruler.__main__ import parse_lengths
+from kvfactory.ruler.tasks import canonical_ruler_tasks
 from kvfactory.tiny_models import random_prompt, tiny_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,7 +42,9 @@ WRITTEN_PAGES = [
     "docs/adding_a_method.md",
     "docs/footguns.md",
     "docs/index.md",
+    "docs/ruler_and_needle.md",
 ]
+RUNNERS = {settings.program: settings for settings in docs.RUNNERS}
 _BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -139,32 +145,40 @@ def commands(page: Path) -> list[list[str]]:
 COMMANDS = [(page.name, words) for page in [*PAGES, ROOT / "benchmarks" / "RESULTS.md"] for words in commands(page)]
 
 
+def accepted(parse_words):
+    """What a parser makes of a command's words."""
+    with redirect_stderr(io.StringIO()) as said:
+        try:
+            return parse_words()
+        except SystemExit:
+            pytest.fail(said.getvalue())
+
+
 @pytest.mark.parametrize(
     "words", [words for _, words in COMMANDS], ids=[f"{p}-{i}" for i, (p, _) in enumerate(COMMANDS)]
 )
 def test_commands_exist_and_accept_their_arguments(words, tmp_path):
-    name = next(word for word in words if "=" not in word)
-    if name == "make":
+    assigned = list(itertools.takewhile(lambda word: "=" in word, words))
+    environment, words = dict(word.split("=", 1) for word in assigned), words[len(assigned) :]
+    if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
-    elif words[:2] == ["python", "run_longbench.py"]:
-        with redirect_stderr(io.StringIO()) as said:
-            try:
-                settings = build_parser().parse_args(words[2:])
-            except SystemExit:
-                pytest.fail(said.getvalue())
-        if not getattr(settings, "list_methods", False):
-            for method in settings.method:
-                METHODS.canonical(method)
-    elif words[:2] == ["python", "eval.py"]:
-        known = (ROOT / "eval.py").read_text()
+    elif words[0] == "python" and words[1] in RUNNERS:
+        settings, given = accepted(lambda: parse(words[2:], RUNNERS[words[1]]))
+        if not settings.list_methods:
+            unread_settings(settings.checked(METHODS).method, given)
+    elif words[0] == "python" and words[1].endswith(".py"):
+        known = (ROOT / words[1]).read_text()
         assert all(f'"{word}"' in known for word in words if word.startswith("--"))
+    elif words[:3] == ["python", "-m", "kvfactory.ruler"]:
+        options = accepted(lambda: ruler_parser().parse_args(words[3:]))
+        assert parse_lengths(options.lengths) and canonical_ruler_tasks(options.tasks.split(","))
     elif words[:2] == ["python", "-m"]:
         assert importlib.util.find_spec(words[2]) is not None, words
     elif words[0] == "bash":
         # The script itself checks the order; an interpreter that only succeeds stands for the runner.
         done = subprocess.run(
             ["bash", str(ROOT / words[1]), *words[2:]],
-            env={**os.environ, "PYTHON": "true"},
+            env={**os.environ, "PYTHON": "true", **environment},
             cwd=tmp_path,
             capture_output=True,
             text=True,
