@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvfactory.cache.batch import FanOutCache
+from kvfactory.cache.kv_cache import KVCache
 from kvfactory.graph_engine import GraphEngine
 from kvfactory.graph_support import graph_obstacle
 from kvfactory.loop_engine import LoopEngine, choose, forward
@@ -120,11 +121,13 @@ class Decoder:
             ]
             fan = FanOutCache(self.attachment, caches) if len(caches) > 1 else None
             ids = request.ids.to(self.model.device)
+            self._reserve(request, plans, caches)
             start = device_time(ids.device)
             try:
                 logits = forward(self.model, ids[None], fan or caches[0])
             except Exception as error:  # handed to the caller, who knows what it costs
-                yield from ((request, error, plan) for plan in plans)
+                for plan, cache in zip(plans, caches, strict=True):
+                    yield self._without_row(request, error, plan, cache)
                 continue
             seconds = device_time(ids.device) - start
             self.counters.prefills += 1
@@ -135,12 +138,28 @@ class Decoder:
                 fan.share_native()
             for i, (plan, cache) in enumerate(zip(plans, caches, strict=True)):
                 if fan is not None and i in fan.failures:
-                    yield request, fan.failures[i], plan
+                    yield self._without_row(request, fan.failures[i], plan, cache)
                     continue
                 output = RowOutput(plan, cache, prompt_bytes=cache.bytes(), timing=Timing(seconds, 0.0))
                 live = LiveRow(request, output, position=len(ids))
                 [token] = choose(logits.clone(), [live])
-                yield (request, output, plan) if live.take(token) else live
+                yield self._without_row(request, output, plan, cache) if live.take(token) else live
+
+    def _reserve(self, request: Request, plans: list[Plan], caches: list[KVCache]) -> None:
+        """Lets prompts that will be replayed fill their places at once."""
+        for plan, cache in zip(plans, caches, strict=True):
+            if not self._replays(plan):
+                continue
+            try:
+                self._graph.reserve(cache, len(request.ids), request.max_new)
+            except ValueError:  # a budget that this prompt cannot have: the prompt itself says so, per plan
+                continue
+
+    def _without_row(self, request: Request, result: RowOutput | Exception, plan: Plan, cache: KVCache) -> Finished:
+        """What a prompt comes to that leaves no row to decode."""
+        if self._graph is not None:
+            self._graph.give_up(cache)
+        return request, result, plan
 
     def _share_passes(self, plans: list[Plan]) -> list[list[Plan]]:
         """Groups of plans that can compress one prompt pass; methods that change the pass have one of their own."""

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from kvfactory.cache.pool import GROWTH, DecodePool, PooledCache, region_size
+from kvfactory.cache.kv_cache import KVCache
+from kvfactory.cache.pool import DecodePool, PooledCache, declared_span, span_size
+from kvfactory.cache.ragged import join_rows
 from kvfactory.loop_engine import forward
 from kvfactory.monkeypatch import get_attachment
 from kvfactory.rows import NEAR_TIE, Counters, Finished, LiveRow
@@ -22,6 +24,8 @@ TOKEN, POSITION, ALIVE, REMAINING, BLOCKED = range(5)
 """Rows of the state: newest token, its position, whether the row goes on, tokens to come, tokens that cannot stop."""
 _FIELDS = 5
 _NO_STOP = -1
+GROWTH = 1.5
+"""A pool without room for a row is built anew with at least this many times the slots: few rebuilds in a run."""
 _WARM_UPS = 2
 
 
@@ -49,6 +53,7 @@ class GraphEngine:
         self.keep_caches = True
         self.live: dict[int, LiveRow] = {}
         self._held: dict[int, int] = {}  # place -> tokens that the row had when it was placed
+        self._reserved: dict[int, int] = {}  # id of a cache whose prompt is to fill it -> place
         self.counters = Counters()
         self._capture_steps = capture
         self._pool: DecodePool | None = None
@@ -62,56 +67,101 @@ class GraphEngine:
         self._pending = None
         for place in list(self.live):
             self._leave(place, keep=False)
+        for place in self._reserved.values():
+            self._pool.free(place)
+        self._reserved.clear()
         if self._pool is not None:
             self._state[ALIVE] = 0
+
+    def reserve(self, cache: KVCache, prompt_len: int, max_new: int) -> None:
+        """Gives a prompt that is about to run its place in the pool, if there is one, so that nothing is copied."""
+        if self._pool is None:
+            return
+        taken = {*self.live, *self._reserved.values()}
+        free = next((place for place in range(self.places) if place not in taken), None)
+        layers = cache.kv_layers
+        sizes = [declared_span(layer, prompt_len, max_new) for layer in layers]
+        if free is None or not self._pool.reserve(free, sizes):
+            return
+        self._reserved[id(cache)] = free
+        for i, layer in enumerate(layers):
+            layer.span = self._pool.span(free, i)
+
+    def give_up(self, cache: KVCache) -> None:
+        """Takes a place back from a prompt that leaves no row; what it stored is copied out when caches are kept."""
+        place = self._reserved.pop(id(cache), None)
+        if place is None:
+            return
+        for layer in cache.kv_layers:
+            layer.span = None
+            if self.keep_caches and layer.store is not None:
+                layer.store = join_rows([(layer.store, 0)], 0)
+        self._pool.free(place)
 
     def enter(self, entering: list[LiveRow]) -> None:
         """Takes rows in that have their first token; builds a larger pool when one does not fit."""
         if not entering:
             return
         assert self._pending is None and len(self.live) + len(entering) <= self.places
-        stops = max(len(row.request.stops) for row in entering)
-        fits = self._pool is not None and stops <= self._state.shape[0] - _FIELDS
-        if not fits or not all(self._pool.fits(row.output.cache, row.room) for row in entering):
-            self._rebuild(entering, stops)
-        free = [place for place in range(self.places) if place not in self.live]
-        for place, row in zip(free, entering, strict=False):
-            self._place(place, row)
+        for row in entering:
+            if not self._enter(row):
+                self._rebuild([r for r in entering if r not in self.live.values()])
+                return
 
-    def _rebuild(self, entering: list[LiveRow], stops: int) -> None:
-        """A pool and a capture for the rows that are there and those that come."""
-        old, staying = self._pool, dict(self.live)
-        for place in staying:
-            self._leave(place, keep=True)
-        rows = [*staying.values(), *entering]
+    def _enter(self, row: LiveRow) -> bool:
+        """Puts a row into the pool; whether it fits."""
+        request, cache = row.request, row.output.cache
+        if self._pool is None or len(request.stops) > self._state.shape[0] - _FIELDS:
+            return False
+        if max(layer.cluster.stored_heads for layer in cache.kv_layers) > self._pool.stored_heads:
+            return False
+        place = self._reserved.pop(id(cache), None)
+        if place is None:
+            taken = {*self.live, *self._reserved.values()}
+            place = next((place for place in range(self.places) if place not in taken), None)
+            sizes = [span_size(layer.store, row.room) for layer in cache.kv_layers]
+            if place is None or not self._pool.reserve(place, sizes):
+                return False
+        self._pool.place(place, cache, row.room)
+        for layer in cache.kv_layers:
+            layer.span = None
+        self._held[place] = len(row.output.tokens)
+        self.live[place] = row
+        self._write(place, row)
+        return True
+
+    def _rebuild(self, entering: list[LiveRow]) -> None:
+        """A pool and a capture for the rows that are there and those that come, with room for as many as may."""
+        old = self._pool
+        rows = [self._leave(place, keep=True) for place in list(self.live)] + entering
+        self._reserved.clear()  # their stores stay where they are until they are copied
         layers = [row.output.cache.kv_layers for row in rows]
         heads = max(layer.cluster.stored_heads for each in layers for layer in each)
-        needed = [
-            max(region_size(each[i].store, row.room) for each, row in zip(layers, rows, strict=True))
+        stops = max(len(row.request.stops) for row in rows)
+        sizes = [
+            sum(span_size(each[i].store, row.room) for each, row in zip(layers, rows, strict=True))
+            * self.places
+            // len(rows)
             for i in range(len(layers[0]))
         ]
         if old is not None:
             heads = max(heads, old.stored_heads)
-            needed = [
-                max(n, c) if n <= c else max(n, int(c * GROWTH)) for n, c in zip(needed, old.capacities, strict=True)
-            ]
             stops = max(stops, self._state.shape[0] - _FIELDS)
+            sizes = [max(n, int(c * GROWTH)) for n, c in zip(sizes, old.sizes, strict=True)]
         like = layers[0][0].store.buffers[0]
-        self._pool = self._graph = old = None  # freed before the new ones are made
-        self._pool = DecodePool(self.places, heads, needed, like)
+        self._pool = self._graph = self._cache = old = None  # freed before the new ones are made
+        self._pool = DecodePool(self.places, heads, sizes, like)
         self._state = torch.zeros(_FIELDS + max(1, stops), self.places, dtype=torch.int64, device=like.device)
         self._state[_FIELDS:] = _NO_STOP
         self._pool.alive = self._state[ALIVE]
         self._report = torch.zeros(2, self.places, dtype=torch.int64, device=like.device)
         self._cache = PooledCache(get_attachment(self.model), self._pool)
         self._capture()
-        for place, row in staying.items():
-            self._place(place, row)
+        for row in rows:
+            entered = self._enter(row)
+            assert entered, "a new pool has room for the rows that it was made for"
 
-    def _place(self, place: int, row: LiveRow) -> None:
-        self._pool.place(place, row.output.cache, row.room)
-        self._held[place] = len(row.output.tokens)
-        self.live[place] = row
+    def _write(self, place: int, row: LiveRow) -> None:
         request, produced = row.request, len(row.output.tokens)
         blocked = max(0, request.min_new - produced) if request.stops else 0
         column = [row.output.tokens[-1], row.position, 1, request.max_new - produced, blocked, *request.stops]

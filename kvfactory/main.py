@@ -11,6 +11,7 @@ from kvfactory.reports.stop import STOPPED, StopSignal
 from kvfactory.run_settings import RunSettings
 from kvfactory.runner import execute, merge
 from kvfactory.summary import summary
+from kvfactory.verify_decode import DecodeMismatch
 
 
 def run(settings_class: type[RunSettings], argv: Sequence[str]) -> int:
@@ -38,6 +39,9 @@ def run(settings_class: type[RunSettings], argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"{settings.program}: {error}", file=sys.stderr)
         return 2
+    except DecodeMismatch as error:
+        print(f"{settings.program}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return STOPPED
     except OSError as error:

@@ -26,6 +26,7 @@ from kvfactory.reports.run_record import load_record
 from kvfactory.reports.shards import merge_shards
 from kvfactory.reports.stop import STOPPED, StopSignal
 from kvfactory.rows import Request, RowOutput
+from kvfactory.verify_decode import check_against_loop
 
 WARM_UP_TOKENS = 64
 COUNTED_FIELDS = ("pred", "score", "truncated", "near_ties", "bytes_end")
@@ -135,6 +136,7 @@ class ActiveRun:
     def __init__(self, planned: PlannedRun, files: Run, tell: Callable[[str], None]):
         self.planned = planned
         self.files = files
+        self.verified = False
         self._tell = tell
 
     def start(self, environment: dict[str, Any]) -> None:
@@ -206,8 +208,9 @@ class Sweep:
                 keep_caches=False,
             )
             for request, output, plan in rows:
-                example: Example = request.tag
-                self._write(self._by_plan[id(plan)], part, example, output, progress)
+                run = self._by_plan[id(plan)]
+                self._write(run, part, request.tag, output, progress)
+                self._verify(run, request, output)
         finally:
             if progress is not None:
                 progress.close()
@@ -231,6 +234,14 @@ class Sweep:
                     run.note(f"{part.name}: {sentence}")
             reset_peak(self.attachment.model)
             yield example.request(self.job, part, [run.planned.plan for run in missing])
+
+    def _verify(self, run: ActiveRun, request: Request, output: RowOutput | Exception) -> None:
+        """--verify_decode: the first example of a graph run once more in the loop."""
+        if not self.job.settings.verify_decode or run.verified or isinstance(output, Exception):
+            return
+        run.verified = True
+        if run.planned.decode == "graph":
+            run.note(check_against_loop(self.attachment.model, request, output))
 
     def _write(
         self,

@@ -8,12 +8,14 @@ import pytest
 from tiny import random_prompt, tiny_model
 
 from kvfactory import attach, detach
+from kvfactory.cache.pool import Arena
 from kvfactory.decoder import Decoder
 from kvfactory.graph_engine import GraphEngine
 from kvfactory.graph_support import _of_method
 from kvfactory.methods import METHODS
 from kvfactory.plan import make_plan
 from kvfactory.rows import Request
+from kvfactory.verify_decode import DecodeMismatch, check_against_loop, first_difference
 
 REPLAYABLE = ["fullkv", "snapkv", "streamingllm", "h2o", "l2norm", "pyramidkv", "adakv", "random"]
 LENGTHS = (90, 33, 61, 120, 47, 75, 101)
@@ -128,9 +130,7 @@ def test_the_pool_is_kept_between_runs_and_grows_when_it_must(model, uncaptured)
         list(uncaptured(model, 2).run(requests([attachment.plan], (45, 30))))
         assert engine._pool is first
         rows = outcome(uncaptured(model, 2).run(requests([attachment.plan], (30, 45, 140, 38))))
-        assert engine._pool is not first and all(
-            b >= a for a, b in zip(first.capacities, engine._pool.capacities, strict=True)
-        )
+        assert engine._pool is not first and all(b >= a for a, b in zip(first.sizes, engine._pool.sizes, strict=True))
         assert rows == outcome(Decoder(model, 1).run(requests([attachment.plan], (30, 45, 140, 38))))
     finally:
         detach(model)
@@ -169,5 +169,67 @@ def test_every_registered_method_is_replayed_or_says_why_not(model):
                 continue
             reason = _of_method(attachment, make_plan(name, max_capacity_prompt=32))
             assert reason is None or name in reason
+    finally:
+        detach(model)
+
+
+def test_verifying_a_row_finds_the_first_token_that_differs(model, uncaptured):
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        [(request, row, _)] = list(uncaptured(model, 1).run(requests([attachment.plan], (60,))))
+        assert first_difference(model, request, row) == (None, 0.0)
+        assert f"all {len(row.tokens)} tokens" in check_against_loop(model, request, row)
+        row.tokens[4] = (row.tokens[4] + 1) % 90
+        step, gap = first_difference(model, request, row)
+        assert step == 4 and gap > 0
+        if gap >= 1e-3:
+            with pytest.raises(DecodeMismatch, match="token 4 is not the loop's"):
+                check_against_loop(model, request, row)
+    finally:
+        detach(model)
+
+
+def test_spans_are_taken_first_fit_and_joined_when_freed():
+    arena = Arena(100)
+    a, b, c = arena.take(40), arena.take(30), arena.take(30)
+    assert (a, b, c) == (0, 40, 70) and arena.take(1) is None
+    arena.give(a, 40)
+    assert arena.take(50) is None
+    arena.give(b, 30)
+    assert arena.take(65) == 0 and arena.take(6) is None and arena.take(5) == 65
+
+
+def test_a_prompt_with_a_place_fills_it_without_a_copy(model, uncaptured):
+    """From the second prompt on the pool is there: what the prompt keeps lies in it from the start."""
+    for method in ("snapkv", "adakv", "fullkv"):
+        attachment = attach(model, method, max_capacity_prompt=48)
+        try:
+            rows = uncaptured(model, 1, keep_caches=False).run(requests([attachment.plan], (60, 60)))
+            next(rows)
+            pool = attachment.graph_engines[1]._pool
+            copied = []
+            take_over = pool._take_over
+
+            def watched(store, i, row, room, pool=pool, copied=copied, take_over=take_over):
+                copied.append(store.buffers[0].data_ptr() != pool.span(row, i)[0].data_ptr())
+                return take_over(store, i, row, room)
+
+            pool._take_over = watched
+            next(rows)
+            assert copied == [False] * 3
+        finally:
+            detach(model)
+
+
+def test_a_prompt_that_fails_or_ends_at_once_gives_its_place_back(model, uncaptured):
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        list(uncaptured(model, 2).run(requests([attachment.plan])))
+        first = requests([attachment.plan], (60,))[0]
+        first.max_new = 1
+        rows = list(uncaptured(model, 2).run([first]))
+        engine = attachment.graph_engines[2]
+        assert len(rows[0][1].tokens) == 1 and not engine._reserved and not engine._pool._spans
+        assert rows[0][1].cache.bytes().used > 0
     finally:
         detach(model)

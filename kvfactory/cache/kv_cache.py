@@ -84,13 +84,18 @@ class AttendedLayer(CacheLayerMixin):
 
 
 class KVLayer(AttendedLayer):
-    """One full-attention layer of one generation: passes the prompt through, then holds what the method kept."""
+    """One full-attention layer of one generation: passes the prompt through, then holds what the method kept.
+
+    Attributes:
+        span: where the store is to lie, (slots, D) for keys and for values, when it has a place in a pool already.
+    """
 
     def __init__(self, slot: LayerSlot, cluster: KVCluster, cache: KVCache):
         super().__init__(slot)
         self.cluster = cluster
         self.cache = cache
         self.store: Store | None = None
+        self.span: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         if self.store is None:
@@ -133,12 +138,12 @@ class KVLayer(AttendedLayer):
                 gather(x, kept) if replaced is None else replaced for x, replaced in ((k, kept.keys), (v, kept.values))
             )
         if isinstance(kept, RaggedKept):
-            self.store = RaggedStore.build(k, v, kept.lengths.view(q.shape[0], -1), self.cache.slack)
+            self.store = RaggedStore.build(k, v, kept.lengths.view(q.shape[0], -1), self.cache.slack, self.span)
         else:
             slack = self.cache.slack
             if self.cluster.evicts and kept is not None:  # one slot beyond the budget, for the token being attended
                 slack = min(slack, max(0, self.cache.context(None).budget - k.shape[2]) + 1)
-            self.store = DenseStore(k, v, slack=slack)
+            self.store = DenseStore(k, v, slack, self.span)
             if kept is not None:
                 self.store.add_columns(kept.columns, kept.history)
         if self.cache.record_positions and isinstance(kept, Kept):

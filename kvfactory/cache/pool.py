@@ -1,8 +1,8 @@
 """Keys and values of several rows at addresses that do not move, so that one captured step serves a whole run.
 
-Every layer has one flat buffer, every row a region of it, every stored head of a row a segment in that region with room
-for its new tokens. Rows are copied in after their prompt and leave as views; where segments start and how long they are
-lies on the device, so that neither changes anything about the step.
+Every layer has one flat buffer. A row has a span of it in each layer, and in that span a segment per stored head with
+room for its new tokens. Where segments start and how long they are lies on the device, so rows of any size come and go
+without changing anything about the step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvfactory.cache.kv_cache import AttachedCache, AttendedLayer, KVCache
+from kvfactory.cache.kv_cache import AttachedCache, AttendedLayer, KVCache, KVLayer
 from kvfactory.cache.ragged import RaggedStore, join_rows
 from kvfactory.cache.store import DenseStore, Store
 from kvfactory.kernels.dispatch import decode_kernels
@@ -21,8 +21,30 @@ from kvfactory.ops.select import to_device
 if TYPE_CHECKING:
     from kvfactory.monkeypatch import Attachment, LayerSlot
 
-GROWTH = 1.5
-"""A pool that a row does not fit into is built anew with this many times the slots: few rebuilds in a run."""
+
+class Arena:
+    """Spans of one buffer, first fit."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self._free = [(0, size)] if size else []
+
+    def take(self, size: int) -> int | None:
+        """Start of a free span of `size` slots, which is taken; None when there is none."""
+        for i, (start, free) in enumerate(self._free):
+            if size <= free:
+                self._free[i : i + 1] = [(start + size, free - size)] if size < free else []
+                return start
+        return None
+
+    def give(self, start: int, size: int) -> None:
+        """Frees a span, joining it with free neighbours."""
+        spans = sorted([*self._free, (start, size)])
+        self._free = []
+        for begin, n in spans:
+            if self._free and sum(self._free[-1]) == begin:
+                begin, n = self._free[-1][0], self._free.pop()[1] + n
+            self._free.append((begin, n))
 
 
 @dataclass
@@ -35,10 +57,10 @@ class Placed:
     positions: torch.Tensor | None
 
 
-def region_size(store: Store, room: int) -> int:
+def span_size(store: Store, room: int) -> int:
     """Slots that a store takes in a pool with `room` free slots behind every segment."""
     if isinstance(store, DenseStore):
-        return len(store.prompt_slots) * (store.length + room)
+        return len(store.prompt_slots) * max(store.capacity, store.length + room)
     if store.room >= room:
         return store.buffers[0].shape[0]
     lengths = store.segment_lengths(0)
@@ -46,42 +68,58 @@ def region_size(store: Store, room: int) -> int:
 
 
 class DecodePool:
-    """The storage of R rows that decode together.
+    """The storage of up to R rows that decode together.
 
     Attributes:
-        keys, values: per layer (R * capacity, D).
+        keys, values: per layer (slots, D).
         starts, lengths: (L, R * Hs) int64 on the device; lengths count what the step before has appended.
-        alive: (R,) bool on the device; a row that is not alive appends nothing.
+        alive: (R,) on the device; a row that is not alive appends nothing.
     """
 
-    def __init__(self, rows: int, stored_heads: int, capacities: list[int], like: torch.Tensor):
-        """`capacities`: slots of one row in each layer; `like`: a tensor (..., D) of the stored dtype and device."""
-        self.rows, self.stored_heads, self.capacities = rows, stored_heads, capacities
+    def __init__(self, rows: int, stored_heads: int, sizes: list[int], like: torch.Tensor):
+        """`sizes`: slots per layer; `like`: a tensor (..., D) of the stored dtype and device."""
+        self.rows, self.stored_heads, self.sizes = rows, stored_heads, sizes
         D = like.shape[-1]
-        self.keys = [like.new_zeros(rows * capacity, D) for capacity in capacities]
-        self.values = [like.new_zeros(rows * capacity, D) for capacity in capacities]
-        shape = (len(capacities), rows * stored_heads)
+        self.keys = [like.new_zeros(size, D) for size in sizes]
+        self.values = [like.new_zeros(size, D) for size in sizes]
+        shape = (len(sizes), rows * stored_heads)
         self.starts = torch.zeros(shape, dtype=torch.int64, device=like.device)
         self.lengths = torch.zeros(shape, dtype=torch.int64, device=like.device)
-        self.alive = torch.zeros(rows, dtype=torch.bool, device=like.device)
+        self.alive = torch.zeros(rows, dtype=torch.int64, device=like.device)
+        self._arenas = [Arena(size) for size in sizes]
+        self._spans: dict[int, list[tuple[int, int]]] = {}
         self._placed: dict[int, list[Placed]] = {}
 
-    @property
-    def nbytes(self) -> int:
-        return sum(x.numel() * x.element_size() for x in (*self.keys, *self.values))
+    def reserve(self, row: int, sizes: list[int]) -> bool:
+        """Takes a span in every layer for `row`; whether there was room for it."""
+        assert row not in self._spans
+        taken: list[tuple[int, int]] = []
+        for arena, size in zip(self._arenas, sizes, strict=True):
+            start = arena.take(size)
+            if start is None:
+                for other, span in zip(self._arenas, taken, strict=False):
+                    other.give(*span)
+                return False
+            taken.append((start, size))
+        self._spans[row] = taken
+        return True
 
-    def fits(self, cache: KVCache, room: int) -> bool:
-        """Whether a row with `room` more tokens to come fits into its place."""
-        heads = max(layer.cluster.stored_heads for layer in cache.kv_layers)
-        sizes = [region_size(layer.store, room) for layer in cache.kv_layers]
-        return heads <= self.stored_heads and all(n <= c for n, c in zip(sizes, self.capacities, strict=True))
+    def free(self, row: int) -> None:
+        """Gives up the spans of a row."""
+        for arena, span in zip(self._arenas, self._spans.pop(row), strict=True):
+            arena.give(*span)
+
+    def span(self, row: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values (slots, D) of a row's span, to be filled in place."""
+        start, size = self._spans[row][layer]
+        return self.keys[layer][start : start + size], self.values[layer][start : start + size]
 
     def place(self, row: int, cache: KVCache, room: int) -> None:
-        """Copies what a cache holds into place `row`; the cache's own stores are freed."""
+        """Takes over what a cache holds, copying what does not lie in the row's spans yet; its stores are given up."""
         assert row not in self._placed
         placed = []
         for i, layer in enumerate(cache.kv_layers):
-            placed.append(self._copy(layer.store, i, row * self.capacities[i], room))
+            placed.append(self._take_over(layer.store, i, row, room))
             layer.store = None
         where = slice(row * self.stored_heads, (row + 1) * self.stored_heads)
         self.starts[:, where] = self._spread([part.starts for part in placed])
@@ -90,42 +128,41 @@ class DecodePool:
 
     def _spread(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """(1, Hs) per layer -> (L, the pool's Hs): heads of a group share a segment where the row stores kv heads."""
-        on_host = all(part.device.type == "cpu" for part in parts)
-        if not on_host:
+        if any(part.device.type != "cpu" for part in parts):
             parts = [to_device(part, self.alive.device) for part in parts]
         spread = [part.repeat_interleave(self.stored_heads // part.shape[1], dim=1) for part in parts]
         return to_device(torch.cat(spread), self.alive.device)
 
-    def _copy(self, store: Store, i: int, base: int, room: int) -> Placed:
-        if isinstance(store, DenseStore):
-            k, v = (x[0] for x in store.view())
-            heads, n, D = k.shape
-            size = heads * (n + room)
-            for pool, x in ((self.keys[i], k), (self.values[i], v)):
-                pool[base : base + size].view(heads, n + room, D)[:, :n].copy_(x)
-            starts = base + torch.arange(heads)[None] * (n + room)
-            lengths = torch.full((1, heads), n, dtype=torch.int64)
-            return Placed(starts, lengths, lengths, store.positions)
-        if store.room < room:
+    def _take_over(self, store: Store, i: int, row: int, room: int) -> Placed:
+        base = self._spans[row][i][0]
+        if isinstance(store, RaggedStore) and store.room < room:
             store = join_rows([(store, 0)], room)
-        for pool, x in zip((self.keys[i], self.values[i]), store.buffers, strict=True):
-            pool[base : base + x.shape[0]].copy_(x)
+        buffers = [x.view(-1, x.shape[-1]) for x in store.buffers]
+        for target, x in zip(self.span(row, i), buffers, strict=True):
+            if target.data_ptr() != x.data_ptr():
+                target[: x.shape[0]].copy_(x)
+        if isinstance(store, DenseStore):
+            heads = len(store.prompt_slots)
+            starts = base + torch.arange(heads)[None] * store.capacity
+            prompt = torch.full((1, heads), store.length, dtype=torch.int64)
+            return Placed(starts, prompt, prompt, store.positions)
         # Whichever side knows the lengths: asking the device would make the host wait for the prompt.
-        return Placed(
-            store.starts.known + base, store.lengths.known.clone(), store.prompt_lengths.known, store.positions
-        )
+        starts, lengths = store.starts.known + base, store.lengths.known.clone()
+        return Placed(starts, lengths, store.prompt_lengths.known, store.positions)
 
     def release(self, row: int, cache: KVCache, appended: int, keep: bool) -> None:
-        """Gives a row's stores back to its cache, `appended` decoded tokens after it was placed.
+        """Gives a row's stores back to its cache, `appended` decoded tokens after it was placed, and frees its spans.
 
         Args:
-            keep: copy them out; otherwise they are views, right until another row takes the place.
+            keep: copy them out; otherwise they are views, right until another row takes the spans.
         """
         for i, (layer, part) in enumerate(zip(cache.kv_layers, self._placed.pop(row), strict=True)):
-            store = RaggedStore(self.keys[i], self.values[i], part.starts, part.lengths + appended, 0, part.prompt)
+            starts = part.starts - self._spans[row][i][0]
+            store = RaggedStore(*self.span(row, i), starts, part.lengths + appended, 0, part.prompt)
             layer.store = join_rows([(store, 0)], 0) if keep else store
             layer.store.positions = part.positions
             layer.seen += appended
+        self.free(row)
 
 
 class PooledLayer(AttendedLayer):
@@ -168,15 +205,20 @@ class PooledCache(AttachedCache):
 
     def __init__(self, attachment: Attachment, pool: DecodePool):
         kernels = decode_kernels(pool.alive.device)
-        heads = attachment.heads[0]
         workspace = kernels.make_workspace(
             pool.rows * pool.stored_heads,
-            heads // pool.stored_heads,
+            attachment.heads[0] // pool.stored_heads,
             pool.keys[0].shape[1],
-            capacity=max(pool.capacities),
+            capacity=max(pool.sizes),
             device=pool.alive.device,
         )
         super().__init__(
             attachment,
             [PooledLayer(slot, pool, i, kernels, workspace) for i, slot in enumerate(attachment.slots)],
         )
+
+
+def declared_span(layer: KVLayer, prompt_len: int, room: int) -> int:
+    """Slots that a prompt of so many tokens will take at most in a layer, known before it runs."""
+    ctx = layer.cache.context(prompt_len)
+    return layer.cluster.declared_bounds(ctx)[1] + room * len(layer.cluster.declared(ctx))

@@ -106,22 +106,29 @@ class RaggedStore(Store):
         return self._unique(self._lengths.host, row)
 
     @classmethod
-    def build(cls, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, slack: int) -> RaggedStore:
+    def build(
+        cls,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        lengths: torch.Tensor,
+        slack: int,
+        into: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> RaggedStore:
         """Copies back-to-back segments into buffers with `slack` free slots each.
 
         Args:
             k, v: (N, D), row-major segments, and after the last one any number of rows that belong to none.
             lengths: (rows, Hs) int64, on the host or the device, which is not waited for.
+            into: buffers (slots, D) to fill the beginning of, taken when they have enough slots; else fresh ones.
         """
         flat = to_device(lengths.flatten(), k.device)
         ends, count = flat.cumsum(0), flat.numel()
         row = torch.arange(k.shape[0], device=k.device)
         slots = row + slack * torch.searchsorted(ends, row, right=True)
-        buffers = []
-        for x in (k, v):
-            buffer = x.new_zeros(k.shape[0] + slack * count, x.shape[1])
-            buffer[slots] = x
-            buffers.append(buffer)
+        size = k.shape[0] + slack * count
+        if into is None or size > into[0].shape[0]:
+            into = k.new_zeros(size, k.shape[1]), v.new_zeros(size, v.shape[1])
+        buffers = [buffer[:size].index_copy_(0, slots, x) for buffer, x in zip(into, (k, v), strict=True)]
         starts = ends - flat + slack * torch.arange(count, device=k.device)
         return cls(*buffers, starts.view(lengths.shape), lengths.clone(), slack)
 
@@ -240,7 +247,7 @@ class RaggedStore(Store):
 
     @property
     def nbytes_alloc(self) -> int:
-        return sum(x.untyped_storage().nbytes() for x in (self._k, self._v))
+        return sum(x.numel() * x.element_size() for x in (self._k, self._v))
 
 
 def as_ragged(store: Store) -> RaggedStore:

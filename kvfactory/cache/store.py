@@ -75,11 +75,23 @@ class DenseStore(Store):
     decision and a decode step can be captured in a CUDA graph as long as no growth is due.
     """
 
-    def __init__(self, k: torch.Tensor, v: torch.Tensor, slack: int = DECODE_SLACK):
-        """Copies the kept k, v (B, Hs, n, D) into fresh buffers of n + slack slots."""
+    def __init__(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        slack: int = DECODE_SLACK,
+        into: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ):
+        """Copies the kept k, v (B, Hs, n, D) into buffers of n + slack slots, fresh ones or the beginning of `into`.
+
+        Args:
+            into: (slots, D) each; taken when they have enough slots.
+        """
         B, Hs, n, D = k.shape
-        self._k = k.new_empty(B, Hs, n + slack, D)
-        self._v = v.new_empty(B, Hs, n + slack, v.shape[-1])
+        size = B * Hs * (n + slack)
+        if into is None or size > into[0].shape[0]:
+            into = k.new_empty(size, D), v.new_empty(size, v.shape[-1])
+        self._k, self._v = (x[:size].view(B, Hs, n + slack, x.shape[-1]) for x in into)
         self._k[:, :, :n] = k
         self._v[:, :, :n] = v
         self.length = n
@@ -87,6 +99,11 @@ class DenseStore(Store):
         self.prompt_slots = [n] * Hs
         self.columns: dict[str, torch.Tensor] = {}
         self.history: dict[str, torch.Tensor] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Slots per stored head."""
+        return self._k.shape[2]
 
     def add_columns(self, columns: dict[str, torch.Tensor], history: dict[str, torch.Tensor]) -> None:
         """Gives every slot numbers of its own, (B, Hs, n) each, and the store other tensors to carry along."""
@@ -175,4 +192,4 @@ class DenseStore(Store):
 
     @property
     def nbytes_alloc(self) -> int:
-        return sum(x.untyped_storage().nbytes() for x in (self._k, self._v))
+        return sum(x.numel() * x.element_size() for x in (self._k, self._v))

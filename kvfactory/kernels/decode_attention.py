@@ -288,7 +288,7 @@ def append_and_attend(
     return _launch(q, k, v, starts, lengths, scale, out, workspace, (k_new, v_new, alive, copies))
 
 
-_CHECKED_SHAPES = ((1, 128), (3, 64), (4, 128), (8, 80), (16, 256))
+_CHECKED_SHAPES = ((1, 128), (4, 128), (7, 80))  # few, since every shape and dtype is compiled anew
 
 
 def check(device: torch.device, dtype: torch.dtype) -> list[Check]:
