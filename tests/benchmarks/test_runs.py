@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_checkpoint import save_checkpoint
 
 from benchmarks import bench_correctness, bench_kernels, bench_longbench, bench_methods, measure
 from benchmarks.models import random_ids, random_model, write_head_scores
@@ -164,11 +165,29 @@ def test_kernels(tmp_path, capsys):
 
 def test_correctness(tmp_path, capsys):
     out = tmp_path / "c.jsonl"
-    argv = ["--device", "cpu", "--methods", "snapkv,adakv", "--float32_models", "tiny", "--half_model", "tiny"]
-    argv += ["--half_prompt", "80", "--half_examples", "2", "--new_tokens", "3", "--kept_seeds", "1"]
+    argv = ["--device", "cpu", "--methods", "adakv", "--float32_models", "tiny", "--half_model", "tiny"]
+    argv += ["--half_prompt", "80", "--half_examples", "2", "--new_tokens", "3", "--checks", "tokens,half"]
     assert bench_correctness.run([*argv, "--output", str(out)]) == 0
     checks = _lines(out)[1:]
-    assert {line["check"] for line in checks} == {"kept", "tokens", "half"} and all(line["passed"] for line in checks)
+    assert {line["check"] for line in checks} == {"tokens", "half"} and all(line["passed"] for line in checks)
+
+
+def test_kept_sets_are_compared_position_by_position(tmp_path, monkeypatch):
+    scores = write_head_scores(tmp_path / "s.json", 2, 32)
+    facts = bench_correctness.check_kept("HeadKV", "kv_head", torch.device("cpu"), scores, 0)
+    assert facts["passed"] and facts["kept_min"] < facts["kept_max"]
+    right, calls = bench_correctness.compress_prompt, []
+
+    def second_drops_one(*args, **kwargs):
+        kept = right(*args, **kwargs)
+        calls.append(kept)
+        if len(calls) == 2:
+            kept.indices[0][3] = kept.indices[0][3][1:]
+        return kept
+
+    monkeypatch.setattr(bench_correctness, "compress_prompt", second_drops_one)
+    facts = bench_correctness.check_kept("HeadKV", "kv_head", torch.device("cpu"), scores, 0)
+    assert (facts["passed"], facts["positions_differing"], facts["heads_differing"]) == (False, 1, 1)
 
 
 def test_a_wrong_token_fails_the_check(tmp_path, monkeypatch, capsys):
@@ -192,8 +211,8 @@ def _script():
     return module
 
 
-def test_latency_script_on_a_checkpoint(capsys):
-    folder = Path(__file__).parents[1] / "data_planted"
+def test_latency_script_on_a_checkpoint(tmp_path, capsys):
+    folder = save_checkpoint(tmp_path)
     argv = ["--model_path", str(folder), "--method", "snapkv", "--max_capacity_prompts", "24", "--device", "cpu"]
     argv += ["--kv_cache_granularity", "kv_head", "--prompt_len", "60", "--max_new_tokens", "4", "--batch_size", "2"]
     script = _script()
