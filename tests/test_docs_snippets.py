@@ -188,6 +188,30 @@ def test_commands_exist_and_accept_their_arguments(words, tmp_path):
         pytest.fail(f"no rule checks this command: {words}")
 
 
+def cells(table: str) -> list[list[str]]:
+    """The lines of a printed table as cells without the last, which is seconds, and the lines around it."""
+    return [[cell.strip() for cell in line.split("|")[:-2]] or [line] for line in table.splitlines()]
+
+
+SHOWN = [s for s in snippets(ROOT / "README.md") if s.language == "bash" and s.output is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("snippet", SHOWN, ids=lambda snippet: snippet.body.split()[1])
+def test_the_first_command_of_a_block_prints_the_table_behind_it(snippet, tmp_path):
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    words = shlex.split(snippet.body.replace("\\\n", " ").splitlines()[0])
+    done = subprocess.run(
+        [sys.executable, ROOT / words[1], *words[2:]], capture_output=True, text=True, cwd=tmp_path, timeout=3600
+    )
+    assert done.returncode == 0, done.stderr
+    assert cells(done.stdout) == cells(snippet.output)
+
+
+def test_the_readme_shows_what_runners_print():
+    assert [snippet.body.split()[1] for snippet in SHOWN] == ["run_longbench.py", "run_ruler.py"]
+
+
 @pytest.mark.parametrize("name", WRITTEN_PAGES)
 def test_links_lead_to_files(name):
     page = ROOT / name

@@ -255,11 +255,13 @@ def test_killed_in_the_middle_of_a_row_and_resumed(argv, tmp_path):
 
 def test_several_needles_share_a_picture(argv, tmp_path):
     assert runner.main(typed(argv | {"needle": "all", "e_len": 700})) == 0
-    [lines] = rows(tmp_path / "out").values()
+    assert runner.main(typed(argv | {"needle": NEEDLES[1].name, "e_len": 700})) == 0
+    found = sorted(rows(tmp_path / "out").values(), key=len)
+    assert [row["needle"] for row in found[0]] == [NEEDLES[1].name] * 3  # in a file of its own
+    lines = found[1]
     assert [row["needle"] for row in lines] == [needle.name for needle in NEEDLES for _ in range(3)]
     assert {row["question"] for row in lines} == {needle.question for needle in NEEDLES}
-    [shown] = (tmp_path / "out").glob("*/needle/*.csv")
-    assert len(table(shown)) == 4
+    assert [len(table(shown)) for shown in (tmp_path / "out").glob("*/needle/*.csv")] == [4, 4]
 
 
 def test_a_needle_and_a_haystack_of_ones_own(argv, tmp_path, capsys):
@@ -267,7 +269,7 @@ def test_a_needle_and_a_haystack_of_ones_own(argv, tmp_path, capsys):
     (tmp_path / "hay").mkdir()
     (tmp_path / "hay" / "a.txt").write_text("Grass is green. " * 50)
     own = argv | {"needle_file": tmp_path / "mine.txt", "question": "When does the ferry leave?"}
-    own |= {"haystack_dir": tmp_path / "hay", "e_len": 700}
+    own |= {"haystack_dir": tmp_path / "hay", "e_len": 700, "run_name": "own"}
     assert runner.main(typed(own, "--save_prompts")) == 0
     [lines] = rows(tmp_path / "out").values()
     for row in lines:
@@ -298,16 +300,29 @@ def test_the_originals_flags(argv, tmp_path, capsys):
 
 
 def test_the_originals_windows(argv, tmp_path):
-    budget = {"e_len": 700, "max_capacity_prompts": 64}
-    assert runner.main(typed(argv | budget | {"method": "snapkv,pyramidkv,streamingllm"}, "--anchor_windows")) == 0
+    call = argv | {"e_len": 700, "max_capacity_prompts": 64, "depths": 50}
+    methods = ("snapkv", "h2o", "cam", "streamingllm", "pyramidkv", "fullkv")
+    assert runner.main(typed(call | {"method": ",".join(methods)}, "--anchor_windows")) == 0
     records = [json.loads(path.read_text())["settings"] for path in (tmp_path / "out").glob("*/meta/*.json")]
     found = {r["method"]: r["method_settings"] for r in records}
-    assert (found["SnapKV"]["window_size"], found["PyramidKV"]["window_size"]) == (32, 8)
-    assert found["StreamingLLM"]["sinks"] == 32
-    given = argv | budget | {"window_size": 16, "save_dir": tmp_path / "given"}
+    assert {m: found[m]["window_size"] for m in ("SnapKV", "H2O", "CAM")} == {"SnapKV": 32, "H2O": 32, "CAM": 32}
+    assert found["StreamingLLM"]["sinks"] == 32 and found["PyramidKV"]["window_size"] == 8
+    given = call | {"window_size": 16, "save_dir": tmp_path / "given"}
     assert runner.main(typed(given, "--anchor_windows")) == 0
     [record] = (tmp_path / "given").glob("*/meta/*.json")
     assert json.loads(record.read_text())["settings"]["method_settings"]["window_size"] == 16
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({"method": "fullkv,pyramidkv"}, "--anchor_windows is not read by FullKV or PyramidKV, only by SnapKV"),
+        ({"method": "streamingllm"}, "give --max_capacity_prompts above 32"),
+        ({"method": "snapkv"}, "--max_capacity_prompts 32 must be larger than the window of 32"),
+    ],
+)
+def test_the_originals_windows_need_a_reader_and_room(argv, changes, told, capsys, monkeypatch, tmp_path):
+    assert told in refused(capsys, typed(argv | changes, "--anchor_windows"), monkeypatch, tmp_path / "out")
 
 
 # --- refusals
@@ -365,5 +380,7 @@ def test_the_bundled_model_finds_the_needle_where_it_is_kept(tmp_path):
     assert runner.main(arguments) == 0
     [full, streaming] = (table(path) for path in sorted(tmp_path.glob("*/needle/*.csv")))
     assert [float(cell) > 0.9 for line in full[1:] for cell in line[1:]] == [True] * 9
+    [path] = tmp_path.glob("*/needle/StreamingLLM*.csv")
+    assert f"```text\n{path.read_text()}```" in (ROOT / "README.md").read_text()
     by_depth = {int(line[0]): [float(cell) for cell in line[1:]] for line in streaming[1:]}
     assert max(by_depth[0] + by_depth[50]) < 0.2 and min(by_depth[100]) > 0.7

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 NEEDLE_TASK = Task("needle", "recall", "en", 64, "needle", newline_stop=True)
 ANCHOR_WINDOW = 32
+ANCHOR_METHODS = ("SnapKV", "H2O", "CAM", "StreamingLLM")
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,14 @@ class NeedleSettings(RunSettings):
         """See `RunSettings.checked`; `full` is accepted for FullKV, as in the original."""
         self.grid()
         names = ["fullkv" if name.lower() == "full" else name for name in self.method]
-        settings = dataclasses.replace(self, method=tuple(names), needle=self._needle_names())
-        return super(NeedleSettings, settings).checked(methods)
+        renamed = dataclasses.replace(self, method=tuple(names), needle=self._needle_names())
+        settings = super(NeedleSettings, renamed).checked(methods)
+        if self.anchor_windows and not set(settings.method) & set(ANCHOR_METHODS):
+            raise ValueError(
+                f"--anchor_windows is not read by {' or '.join(settings.method)}, only by {', '.join(ANCHOR_METHODS)}: "
+                "leave it out"
+            )
+        return settings
 
     def _needle_names(self) -> tuple[str, ...]:
         known = [needle.name for needle in NEEDLES]
@@ -108,12 +115,17 @@ class NeedleSettings(RunSettings):
         return [(length, depth) for length in lengths(self.s_len, self.e_len, self.step) for depth in rows]
 
     def method_defaults(self, method: str, budget: Budget) -> dict[str, str]:
-        """See `RunSettings.method_defaults`."""
-        if not self.anchor_windows:
+        """See `RunSettings.method_defaults`; ValueError for a budget without room for the original's window."""
+        if not self.anchor_windows or method not in ANCHOR_METHODS:
             return {}
-        if method == "StreamingLLM" and budget.tokens is not None and budget.tokens > ANCHOR_WINDOW:
-            return {"sinks": str(budget.tokens - ANCHOR_WINDOW)}
-        return {"window_size": str(ANCHOR_WINDOW)} if method in ("SnapKV", "H2O", "CAM") else {}
+        if method != "StreamingLLM":
+            return {"window_size": str(ANCHOR_WINDOW)}
+        if budget.tokens is None or budget.tokens <= ANCHOR_WINDOW:
+            raise ValueError(
+                f"--anchor_windows gives StreamingLLM a window of {ANCHOR_WINDOW} tokens and the rest of the budget as "
+                f"sinks: give --max_capacity_prompts above {ANCHOR_WINDOW}"
+            )
+        return {"sinks": str(budget.tokens - ANCHOR_WINDOW)}
 
     def suite(self) -> NeedleInHaystack:
         return NeedleInHaystack(self)
@@ -125,6 +137,7 @@ class NeedleInHaystack(Suite):
     settings: NeedleSettings
     row_fields = ("answers", "scores", "context_length", "depth_percent")
     metric = "share of the needle's words found"
+    label_fields = ("chat_template", "needle", "question")
 
     def __init__(self, settings: NeedleSettings):
         """Raises:

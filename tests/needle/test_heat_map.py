@@ -42,6 +42,11 @@ def test_table_and_mean(tmp_path):
     assert table == "depth_percent,1000,2000\n0,0.5,1\n50,0,\n100,0.25,\n"
 
 
+def test_a_place_where_all_failed_is_on_the_axes(tmp_path):
+    _, table, _ = draw(tmp_path, [row(1000, 0, 1.0), failed(2000, 50), {"_id": "x", "error": "told without its place"}])
+    assert table == "depth_percent,1000,2000\n0,1,\n50,,\n"
+
+
 def test_several_needles_share_a_cell(tmp_path):
     mean, table, _ = draw(tmp_path, [row(500, 0, 1.0), row(500, 0, 0.0), row(500, 0, 0.0), row(900, 0, 1.0)])
     assert (mean, table) == (0.5, "depth_percent,500,900\n0,0.333333,1\n")
