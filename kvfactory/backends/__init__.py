@@ -41,17 +41,32 @@ class AttendSegments(Protocol):
     ) -> torch.Tensor: ...
 
 
+class AttendWithLse(Protocol):
+    """The attention of a whole prompt, causal and without a mask, and the log-sum-exp of its rows.
+
+    Returns:
+        what the plain call returns, and (B, Hq, S) float32, the natural log-sum-exp of every row's scaled logits; None
+        where no kernel of the backend is known to give it for these tensors.
+    """
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor] | None: ...
+
+
 @dataclass(frozen=True)
 class Backend:
     """A named backend; calling it attends.
 
     Attributes:
         segments: how it reads segments of unequal length; None where masked calls over padded copies do it.
+        attend_with_lse: how it attends and leaves the log-sum-exp too; None where it never does.
     """
 
     name: str
     attend: Attend
     segments: AttendSegments | None = None
+    attend_with_lse: AttendWithLse | None = None
 
     def __call__(
         self,
@@ -73,17 +88,18 @@ def get_backend(name: str) -> Backend:
         ValueError: unknown name, or a package that is not installed.
     """
     segments: AttendSegments | None = None
+    attend_with_lse: AttendWithLse | None = None
     if name == "eager":
         from kvfactory.backends.eager import attend
         from kvfactory.kernels.reference import segment_decode as segments
     elif name == "sdpa":
-        from kvfactory.backends.sdpa import attend
+        from kvfactory.backends.sdpa import attend, attend_with_lse
     elif name in ("flash_attention_2", "flash_attention_3"):
         from kvfactory.backends.flash import make_backend
 
-        attend, segments = make_backend(name)
+        attend, segments, attend_with_lse = make_backend(name)
     else:
         raise ValueError(
             f"--attn_implementation {name!r} is not one of eager, sdpa, flash_attention_2, flash_attention_3"
         )
-    return Backend(name, attend, segments)
+    return Backend(name, attend, segments, attend_with_lse)

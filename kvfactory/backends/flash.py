@@ -8,12 +8,15 @@ documented in docs/footguns.md.
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
 
-from kvfactory.backends import Attend, AttendSegments
+from kvfactory.backends import Attend, AttendSegments, AttendWithLse
+from kvfactory.backends.log_sum_exp import attend_proven
 from kvfactory.backends.sdpa import attend as sdpa_attend
 
 _PACKAGES = {
@@ -22,8 +25,8 @@ _PACKAGES = {
 }
 
 
-def make_backend(name: str) -> tuple[Attend, AttendSegments]:
-    """The two reads of backend `name`.
+def make_backend(name: str) -> tuple[Attend, AttendSegments, AttendWithLse]:
+    """The calls of backend `name`.
 
     Raises:
         ValueError: the package is not installed, or there is no CUDA device.
@@ -37,7 +40,7 @@ def make_backend(name: str) -> tuple[Attend, AttendSegments]:
         ) from None
     if not torch.cuda.is_available():
         raise ValueError(f"--attn_implementation {name} needs a CUDA device and there is none; use sdpa")
-    return _dense(name, module), _segments(name, module)
+    return _dense(name, module), _segments(name, module), _with_lse(name, module.flash_attn_func)
 
 
 def _check_dtype(name: str, q: torch.Tensor) -> None:
@@ -67,6 +70,26 @@ def _dense(name: str, module: ModuleType) -> Attend:
         return _output(module.flash_attn_func(q, k, v, softmax_scale=scale, causal=causal))
 
     return attend
+
+
+@functools.cache  # one kernel per package and process, so that it is proven once
+def _with_lse(name: str, function: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]) -> AttendWithLse:
+    # Early builds of FlashAttention 3 have no such parameter: they always return the log-sum-exp.
+    asked = {"return_attn_probs": True} if "return_attn_probs" in inspect.signature(function).parameters else {}
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out, lse, *_ = function(q, k, v, softmax_scale=scale, causal=True, **asked)
+        return out, lse
+
+    def attend_with_lse(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """See `kvfactory.backends.AttendWithLse`."""
+        _check_dtype(name, q)
+        return attend_proven((kernel,), q, k, v, scale=scale)
+
+    return attend_with_lse
 
 
 def _segments(name: str, module: ModuleType) -> AttendSegments:

@@ -143,12 +143,13 @@ class FanOutLayer(AttendedLayer):
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
     ) -> torch.Tensor:
-        out = self.slot.backend(q, k, v, scale=scale, causal=mask is None and q.shape[2] > 1, mask=mask)
+        clusters = [target.cluster for i, target in enumerate(self.targets) if i not in self.failures]
+        out, left = self.attend_prompt(q, k, v, mask, scale, clusters)
         for i, target in enumerate(self.targets):
             if i in self.failures:
                 continue
             try:
-                target.finish_prompt(q, k, v)
+                target.finish_prompt(q, k, v, **left)
             except ValueError as error:  # e.g. a ratio budget smaller than the window: the other methods go on
                 self.failures[i] = error
         return out

@@ -6,8 +6,8 @@ store's length is what is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,6 +59,23 @@ class AttendedLayer(CacheLayerMixin):
     ) -> torch.Tensor:
         """The attention of q (B, Hq, t, D), whose own keys and values are k and v -> (B, t, Hq, D)."""
         raise NotImplementedError
+
+    def attend_prompt(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+        clusters: Iterable[KVCluster],
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The prompt's attention (B, S, Hq, D), and what it leaves for `finish_prompt`: `lse`, if one wants it."""
+        backend, causal = self.slot.backend, mask is None and q.shape[2] > 1
+        if causal and any(cluster.wants_lse(q, k) for cluster in clusters) and backend.attend_with_lse is not None:
+            found = backend.attend_with_lse(q, k, v, scale=scale)
+            if found is not None:
+                return found[0], {"lse": found[1]}
+        return backend(q, k, v, scale=scale, causal=causal, mask=mask), {}
 
     def get_seq_length(self, *args: Any) -> int:
         return self.seen
@@ -112,8 +129,8 @@ class KVLayer(AttendedLayer):
             return self.read(q, scale, mask if self.cluster.capability.stage == "none" else None)
         ctx = self.cache.context(k.shape[2])
         k, v = self.cluster.before_attend(q, k, v, ctx)
-        out = self.slot.backend(q, k, v, scale=scale, causal=mask is None and q.shape[2] > 1, mask=mask)
-        self.finish_prompt(q, k, v)
+        out, left = self.attend_prompt(q, k, v, mask, scale, [self.cluster])
+        self.finish_prompt(q, k, v, **left)
         return out
 
     def read(self, q: torch.Tensor, scale: float, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -126,10 +143,12 @@ class KVLayer(AttendedLayer):
         self.cluster.evict(q, self.store, self.seen - 1, ctx)
         return out
 
-    def finish_prompt(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def finish_prompt(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, lse: torch.Tensor | None = None
+    ) -> None:
         """Compresses and stores the prompt once its attention is computed; nothing refers to k and v afterwards."""
         self.seen = k.shape[2]
-        kept = self.cluster.compress(q, k, v, self.cache.context(k.shape[2]))
+        kept = self.cluster.compress(q, k, v, replace(self.cache.context(k.shape[2]), lse=lse))
         if kept is not None and self.cache.plan.merge is not None:
             kept = merge_dropped(k, v, kept, self.cache.plan.merge, self.cache.plan.merge_target)
         gather = gather_ragged if isinstance(kept, RaggedKept) else gather_tokens

@@ -131,9 +131,10 @@ def _received(
     assert scale > 0, "a row's largest product is its largest logit"
     if lse is None:
         top, total = _softmax_statistics(q, k, rows, scale, causal, blocks or choose_blocks(q.dtype, D))
+        splits, split_stride = top.shape[0], top.stride(0)
     else:
-        top = (lse[None, :, :, S - rows :].float() / scale).contiguous()
-        total = torch.ones_like(top)
+        top = total = (lse[:, :, S - rows :] * LOG2E).contiguous()
+        splits = split_stride = 0
     blocks = blocks or choose_blocks(q.dtype, D, counts=count)
     heads, per_head = _row_tile(rows, G, blocks.streamed)
     sums = torch.empty(B, Hq, columns, dtype=torch.float32, device=q.device)
@@ -154,13 +155,13 @@ def _received(
             Hk,
             G,
             scale * LOG2E,
-            top.stride(0),
+            split_stride,
             D=D,
             BLOCK_D=max(16, triton.next_power_of_2(D)),
             BLOCK_H=heads,
             BLOCK_R=per_head,
             BLOCK_N=blocks.held,
-            SPLITS=top.shape[0],
+            SPLITS=splits,
             CAUSAL=causal,
             COUNT=count,
             num_warps=blocks.warps,
@@ -180,8 +181,7 @@ def column_sums(
     """`kvfactory.ops.scores.column_sums`: (B, Hq, S) float32.
 
     Args:
-        lse: (B, Hq, S) natural log-sum-exp of every row's scaled causal logits, which saves the first kernel;
-            FlashAttention returns it.
+        lse: (B, Hq, S) float32 natural log-sum-exp of every row's scaled causal logits, which saves the first kernel.
     """
     S = q.shape[2]
     return _received(q, k, rows=S - first_row, columns=S, scale=scale, lse=lse)[0]

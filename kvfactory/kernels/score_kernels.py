@@ -8,7 +8,8 @@ group share one tile, so that a key is read once per kv head.
 
 Products of half-precision inputs are exact and added in float32; float32 inputs are multiplied in float32 (no tf32).
 Maxima are those of the plain products, so that equal products have equal probabilities whatever the compiler fuses:
-p = exp2((q.k - top) * scale * log2(e)) / total.
+p = exp2((q.k - top) * scale * log2(e)) / total. With a log-sum-exp that the attention has left, the second kernel runs
+alone and p = exp2(q.k * scale * log2(e) - lse * log2(e)), half as many operations per weight.
 
 Shapes: q (B, Hq, S, D) and k (B, Hk, S, D) by strides, the last one 1; the rows are the last R of S; a tile of rows
 holds BLOCK_H heads of one group and BLOCK_R rows of each. Offsets are 64 bits wide wherever they grow with S.
@@ -141,7 +142,10 @@ def column_sums_kernel(
     CAUSAL: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """Grid (head tiles, key blocks). sums float32 and low int64: (B, Hq, columns); low with COUNT only."""
+    """Grid (head tiles, key blocks). sums float32 and low int64: (B, Hq, columns); low with COUNT only.
+
+    SPLITS 0: top is the log-sum-exp in base 2, (B, Hq, R) float32, and total is not read.
+    """
     tiles = tl.cdiv(G, BLOCK_H)
     kv = (tl.program_id(0) // tiles).to(tl.int64)
     batch, kv_head = kv // Hk, kv % Hk
@@ -179,18 +183,22 @@ def column_sums_kernel(
             q = tl.load(q_ptrs, mask=valid[None, :] & (d < D)[:, None], other=0.0)
             x = tl.dot(k, q, input_precision="ieee")
             at = stat_tile + r
-            if SPLITS == 1:
-                top = tl.load(top_ptr + at, mask=valid, other=0.0)
-                total = tl.load(total_ptr + at, mask=valid, other=1.0)
+            if SPLITS == 0:
+                lse = tl.load(top_ptr + at, mask=valid, other=float("inf"))
+                p = tl.exp2(x * scale - lse[None, :])
             else:
-                parts = at[:, None] + tl.arange(0, SPLITS).to(tl.int64)[None, :] * split_stride
-                tops = tl.load(top_ptr + parts, mask=valid[:, None], other=0.0)
-                totals = tl.load(total_ptr + parts, mask=valid[:, None], other=1.0)
-                top = tl.max(tops, 1)
-                total = tl.sum(totals * tl.exp2((tops - top[:, None]) * scale), 1)
-            inverse = tl.where(valid, 1.0 / total, 0.0)
-            # The first kernel, or whoever gave lse, may have rounded otherwise: no product exceeds its row's maximum.
-            p = tl.exp2(tl.minimum(x - top[None, :], 0.0) * scale) * inverse[None, :]
+                if SPLITS == 1:
+                    top = tl.load(top_ptr + at, mask=valid, other=0.0)
+                    total = tl.load(total_ptr + at, mask=valid, other=1.0)
+                else:
+                    parts = at[:, None] + tl.arange(0, SPLITS).to(tl.int64)[None, :] * split_stride
+                    tops = tl.load(top_ptr + parts, mask=valid[:, None], other=0.0)
+                    totals = tl.load(total_ptr + parts, mask=valid[:, None], other=1.0)
+                    top = tl.max(tops, 1)
+                    total = tl.sum(totals * tl.exp2((tops - top[:, None]) * scale), 1)
+                inverse = tl.where(valid, 1.0 / total, 0.0)
+                # The first kernel may have rounded otherwise: no product exceeds its row's maximum.
+                p = tl.exp2(tl.minimum(x - top[None, :], 0.0) * scale) * inverse[None, :]
             if CAUSAL and not unmasked:
                 p = tl.where(n[:, None] <= row[None, :], p, 0.0)
             if COUNT:

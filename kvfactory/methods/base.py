@@ -51,6 +51,8 @@ class PromptContext:
         sampler: replaces the random draw of a randomised method: a function of the probabilities.
         template_tail: tokens of chat template at the end, which an observation window is to lie in front of; 0 puts it
             at the very end.
+        lse: no fact of the example but of one layer, and only in the context that `compress` gets: (B, Hq, S) float32
+            log-sum-exp of every row's scaled causal logits, where a cluster wanted it and the attention has left it.
     """
 
     prompt_len: int
@@ -59,6 +61,7 @@ class PromptContext:
     example_id: str = ""
     sampler: Callable[[torch.Tensor], torch.Tensor] | None = None
     template_tail: int = 0
+    lse: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
     def generator(self, layer_idx: int, step: int | None = None) -> torch.Generator:
         """A CPU generator made of (seed, example, layer[, step]) alone: order, shards and resumes do not matter."""
@@ -161,6 +164,10 @@ class KVCluster:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values that the prompt's attention and `compress` see instead; only CAM's leak changes them."""
         return k, v
+
+    def wants_lse(self, q: torch.Tensor, k: torch.Tensor) -> bool:
+        """Whether `compress` is quicker with `ctx.lse`, for such queries and keys; it has to do without as well."""
+        return False
 
     def compress(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext

@@ -10,7 +10,7 @@ from kvfactory.methods import register
 from kvfactory.methods.base import Kept, PromptContext
 from kvfactory.methods.evictor import POSITION, Evictor, EvictorSettings, lowest_slot
 from kvfactory.methods.snapkv import check_window
-from kvfactory.ops.scores import column_sums
+from kvfactory.ops.scores import column_sums, fused_scores
 from kvfactory.ops.select import top_positions, with_window
 from kvfactory.settings import Cell, setting
 
@@ -56,16 +56,20 @@ class H2O(Evictor):
         return ctx.budget - ctx.budget // 2 if given is None else given
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
-        return self.received(q, k)[..., : ctx.prompt_len - self.window(ctx)]
+        return self.received(q, k, ctx)[..., : ctx.prompt_len - self.window(ctx)]
 
-    def received(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def wants_lse(self, q: torch.Tensor, k: torch.Tensor) -> bool:
+        return self.settings.score_dtype == "float32" and fused_scores(q, k) is not None
+
+    def received(self, q: torch.Tensor, k: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
         """(B, Hs, S) attention that every token received from all prompt queries."""
-        return self.per_stored_head(column_sums(q, k, scale=self.scale, score_dtype=self.settings.score_dtype))
+        sums = column_sums(q, k, scale=self.scale, score_dtype=self.settings.score_dtype, lse=ctx.lse)
+        return self.per_stored_head(sums)
 
     def compress(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> Kept | None:
         if not self.evicts:
             return super().compress(q, k, v, ctx)
-        received = self.received(q, k)
+        received = self.received(q, k, ctx)
         S, window = ctx.prompt_len, self.window(ctx)
         if self.kept(ctx) < S:
             best = top_positions(received[..., : S - window], self.kept(ctx) - window)

@@ -89,7 +89,7 @@ def _flash_3(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, so
 )
 def test_flash_reads_segments_through_the_varlen_call(name, package, varlen, monkeypatch):
     monkeypatch.setitem(
-        sys.modules, package, types.SimpleNamespace(flash_attn_func=None, flash_attn_varlen_func=varlen)
+        sys.modules, package, types.SimpleNamespace(flash_attn_func=lambda: None, flash_attn_varlen_func=varlen)
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     g = torch.Generator().manual_seed(3)

@@ -7,6 +7,10 @@ import torch
 from oracles import best, dense_attention, reduce_heads
 
 from kvfactory import compress_prompt
+from kvfactory.methods import h2o
+from kvfactory.methods.base import LayerShape, PromptContext
+from kvfactory.ops.scores import column_sums
+from kvfactory.plan import make_plan
 
 
 def qkv(S=53, Hq=6, Hk=2, D=12, seed=3):
@@ -44,3 +48,20 @@ def test_paper_preset_halves_the_budget():
     assert [row.tolist() for row in paper.indices[0]] == [row.tolist() for row in same.indices[0]]
     with pytest.raises(ValueError, match="halved"):
         compress_prompt("h2o", q, k, v, max_capacity_prompt=1, preset="paper")
+
+
+@pytest.mark.parametrize(
+    "score_dtype, kernels, wants", [("float32", True, True), ("float32", False, False), ("model", True, False)]
+)
+def test_the_log_sum_exp_of_the_prompt_reaches_the_sums(score_dtype, kernels, wants, monkeypatch):
+    """It is wanted where the fused kernels can use it; what comes is used, whether it was wanted or not."""
+    cluster = make_plan("h2o", max_capacity_prompt=21, score_dtype=score_dtype).build(LayerShape(0, 1, 6, 2, 12))
+    q, k, v = qkv()
+    monkeypatch.setattr(h2o, "fused_scores", lambda *_: object() if kernels else None)
+    assert cluster.wants_lse(q, k) is wants
+    given = []
+    monkeypatch.setattr(h2o, "column_sums", lambda *a, lse=None, **kw: given.append(lse) or column_sums(*a, **kw))
+    lse = torch.randn(1, 6, 53)
+    for ctx in (PromptContext(53, 21), PromptContext(53, 21, lse=lse)):
+        cluster.compress(q, k, v, ctx)
+    assert given[0] is None and given[1] is lse
