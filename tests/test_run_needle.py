@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import random
 import signal
 import subprocess
@@ -311,6 +312,16 @@ def test_the_originals_windows(argv, tmp_path):
     assert runner.main(typed(given, "--anchor_windows")) == 0
     [record] = (tmp_path / "given").glob("*/meta/*.json")
     assert json.loads(record.read_text())["settings"]["method_settings"]["window_size"] == 16
+
+
+def test_the_script_runs_the_grid(model, tmp_path):
+    script = ROOT / "scripts" / "scripts_needle" / "eval.sh"
+    call = ["bash", script, "", "full", "32", "sdpa", f"{tmp_path}/o/", model, "700", "800", "200"]
+    done = subprocess.run(call, capture_output=True, text=True, env=os.environ | {"PYTHON": sys.executable})
+    assert done.returncode == 0, done.stderr
+    [lines] = rows(tmp_path / "o" / "results_needle").values()
+    assert [row["depth_percent"] for row in lines] == [0, 11, 22, 33, 44, 56, 67, 78, 89, 100]
+    assert len(pictures(tmp_path / "o" / "results_needle")) == 2
 
 
 @pytest.mark.parametrize(

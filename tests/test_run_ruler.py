@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from kvfactory.reports.records import read_lines
 from kvfactory.ruler.__main__ import main as make_files
 from kvfactory.ruler.metrics import ruler_score
 from kvfactory.ruler.read import read_ruler
+from kvfactory.ruler.tasks import RULER_TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMINGS = ("prefill_s", "decode_s", "rows_in_flight", "peak_mem_bytes")
@@ -29,6 +31,8 @@ ROW_FIELDS = (
     *("bytes_prompt", "bytes_end", "bytes_aux", "bytes_alloc", "bytes_full"),
     *("budget_means", "kept_tokens", "tokens_attended", "compressed"),
 )
+
+OLD = {"index": 0, "input": "a", "outputs": ["7"], "length": 900}  # a record of the older layout
 
 
 @pytest.fixture(scope="module")
@@ -313,6 +317,24 @@ def test_eval_ruler_gives_the_scores_of_the_runners_table(argv, tmp_path, capsys
     assert "differ" not in capsys.readouterr().out
 
 
+def test_the_scripts_run_all_13_tasks_and_score_them(model, tmp_path):
+    for task in RULER_TASKS:
+        file = tmp_path / "data" / "300" / f"{task}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(OLD | {"input": f"The text of {task}. " * 8, "length": None}) + "\n")
+    environment = os.environ | {"PYTHON": sys.executable, "DATA_DIR": str(tmp_path / "data"), "LENGTHS": "300"}
+    scripts = ROOT / "scripts" / "scripts_ruler"
+    call = ["bash", scripts / "eval.sh", "", "snapkv", "32", "eager", f"{tmp_path}/o/", model, "none", "8"]
+    done = subprocess.run(call, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = rows(tmp_path / "o" / "results_ruler")
+    assert [name.split("/")[1:3] for name in found] == [["300", task] for task in sorted(RULER_TASKS)]
+    assert all(row["new_tokens"] <= RULER_TASKS[row["dataset"]].max_new_tokens for [row] in found.values())
+    results = tmp_path / "o" / "results_ruler" / "tiny_32"
+    done = subprocess.run(["bash", scripts / "metrics.sh", results], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and "avg 13" in done.stdout, done.stderr
+
+
 # --- refusals
 
 
@@ -352,9 +374,6 @@ def test_a_template_asked_for_and_absent(argv, capsys, monkeypatch, tmp_path):
         capsys, typed(argv | {"model_path": bare, "chat_template": "tokenizer"}), monkeypatch, tmp_path / "out"
     )
     assert "--chat_template tokenizer: this tokenizer has no chat template" in error
-
-
-OLD = {"index": 0, "input": "a", "outputs": ["7"], "length": 900}
 
 
 @pytest.mark.parametrize(
