@@ -18,6 +18,7 @@ from kvfactory.cache.kv_cache import KVCache
 from kvfactory.graph_engine import GraphEngine
 from kvfactory.graph_support import graph_obstacle
 from kvfactory.loop_engine import LoopEngine, choose, forward
+from kvfactory.model_parts import input_device
 from kvfactory.monkeypatch import Attachment, get_attachment
 from kvfactory.plan import Plan
 from kvfactory.rows import Counters, Finished, LiveRow, Request, RowOutput, Timing
@@ -70,10 +71,14 @@ class Decoder:
         ready: deque[LiveRow] = deque()  # prefilled rows that have no place yet
         more = True
         while more or ready or self._in_flight:
-            entering: list[LiveRow] = []
-            while self._in_flight + len(entering) < self.batch_size and (ready or more):
+            looped: list[LiveRow] = []
+            while self._in_flight + len(looped) < self.batch_size and (ready or more):
                 if ready:
-                    entering.append(ready.popleft())
+                    room = self.batch_size - self._in_flight - len(looped)
+                    group = [ready.popleft() for _ in range(min(room, len(ready)))]
+                    looped += [row for row in group if not self._replays(row.output.plan)]
+                    # Replayed rows move into the pool at once: later prompts then fill their places there directly.
+                    yield from self._enter([row for row in group if self._replays(row.output.plan)])
                     continue
                 request = next(waiting, None)
                 if request is None:
@@ -84,26 +89,30 @@ class Decoder:
                         ready.append(row)
                     else:
                         yield row
-            yield from self._enter(entering)
+            yield from self._enter(looped)
             for engine in self._engines:
                 if engine.live:
                     yield from engine.step()
 
     def _enter(self, entering: list[LiveRow]) -> Iterator[Finished]:
+        """Puts rows in flight -> rows that are lost because there is no memory for a pool that holds them."""
         replayed = [row for row in entering if self._replays(row.output.plan)]
         self._loop.enter([row for row in entering if not self._replays(row.output.plan)])
-        if replayed:
-            try:
-                self._graph.enter(replayed)
-            except Exception as error:  # e.g. no memory for the pool
-                yield from ((row.request, error, row.output.plan) for row in replayed)
+        if not replayed:
+            return
+        concerned = [*self._graph.live.values(), *replayed]
+        try:
+            self._graph.enter(replayed)
+        except Exception as error:  # handed to the caller, who knows what it costs
+            lost = [row for row in concerned if row not in self._graph.live.values()]
+            yield from ((row.request, error, row.output.plan) for row in lost)
 
     def _replays(self, plan: Plan) -> bool:
         if self._graph is None:
             return False
         if id(plan) not in self._obstacles:
-            model = self.model
-            self._obstacles[id(plan)] = graph_obstacle(self.attachment, plan, model.device, model.dtype)
+            device = input_device(self.model)
+            self._obstacles[id(plan)] = graph_obstacle(self.attachment, plan, device, self.model.dtype)
         return self._obstacles[id(plan)] is None
 
     def _prompt(self, request: Request) -> Iterator[LiveRow | Finished]:
@@ -120,7 +129,7 @@ class Decoder:
                 for plan in plans
             ]
             fan = FanOutCache(self.attachment, caches) if len(caches) > 1 else None
-            ids = request.ids.to(self.model.device)
+            ids = request.ids.to(input_device(self.model))
             self._reserve(request, plans, caches)
             start = device_time(ids.device)
             try:

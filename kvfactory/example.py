@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +25,11 @@ class Example:
 
     Attributes:
         prompt: None when it could not be encoded.
-        warnings: sentences the user should see once.
     """
 
     record: dict
     text: str = ""
     prompt: EncodedPrompt | None = None
-    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, job: Job, part: DatasetPart, record: dict) -> Example:
@@ -41,10 +38,7 @@ class Example:
         Raises:
             ValueError: the prompt does not fit the model's window.
         """
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            text, prompt = job.suite.encode(job.encoder, part.dataset, record)
-        return cls(record, text, prompt, tuple(str(warning.message) for warning in caught))
+        return cls(record, *job.suite.encode(job.encoder, part.dataset, record))
 
     def request(self, job: Job, part: DatasetPart, plans: list[Plan]) -> Request:
         """What to generate, once per plan."""

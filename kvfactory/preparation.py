@@ -6,7 +6,6 @@ Nothing is written; the only trace a refusal may leave is a model or a data set 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,7 +106,12 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
     suite = settings.suite()
     checkpoint = open_checkpoint(settings.model_path, settings.use_fast_tokenizer)
     computation = resolve_computation(
-        checkpoint, settings.device, settings.dtype, settings.attn_implementation, settings.decode
+        checkpoint,
+        settings.device,
+        settings.dtype,
+        settings.attn_implementation,
+        settings.decode,
+        settings.device_map,
     )
     encoder = suite.encoder(checkpoint)
     parts = {dataset.name: _part(suite, encoder, dataset) for dataset in suite.datasets(checkpoint, encoder)}
@@ -172,9 +176,7 @@ def _part(suite: Suite, encoder: PromptEncoder, dataset: Dataset) -> DatasetPart
 
 def _first_prompt(suite: Suite, encoder: PromptEncoder, dataset: Dataset) -> EncodedPrompt | None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the example itself tells it
-            return suite.encode(encoder, dataset, dataset.records[0])[1]
+        return suite.encode(encoder, dataset, dataset.records[0])[1]
     except ValueError:
         return None
 

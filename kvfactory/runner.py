@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 from kvfactory.example import Example, example_row, peak_bytes, reset_peak
 from kvfactory.generation import generate, generate_rows
 from kvfactory.loading import hardware, load_model
+from kvfactory.lookahead import ahead
 from kvfactory.monkeypatch import Attachment, attach, attach_plan, detach
 from kvfactory.preparation import DatasetPart, Job, PlannedRun
 from kvfactory.reports.environment import collect_environment
@@ -217,19 +219,18 @@ class Sweep:
 
     def _requests(self, part: DatasetPart, progress: Progress | None) -> Iterator[Request]:
         """Encoded prompts of examples that are not done, until the run is to stop."""
-        for record in part.share:
-            missing = [run for run in self.active if record["_id"] not in run.files.results[part.name].done]
-            if not missing:
-                continue
+        done = {id(run): set(run.files.results[part.name].done) for run in self.active}
+        waiting = [record for record in part.share if any(record["_id"] not in done[id(run)] for run in self.active)]
+        encoded = ahead(partial(Example.of, self.job, part), waiting)
+        for record, example in zip(waiting, encoded, strict=True):
             if self._halted or self.stop.requested:
                 return
-            try:
-                example = Example.of(self.job, part, record)
-            except Exception as error:  # recorded for every run that waits for it, counted, and the exit code says so
+            missing = [run for run in self.active if record["_id"] not in done[id(run)]]
+            if isinstance(example, Exception):  # recorded for every run that waits for it, and the exit code says so
                 for run in missing:
-                    self._write(run, part, Example(record), error, progress)
+                    self._write(run, part, Example(record), example, progress)
                 continue
-            for sentence in example.warnings:
+            for sentence in example.prompt.notes:
                 for run in missing:
                     run.note(f"{part.name}: {sentence}")
             reset_peak(self.attachment.model)

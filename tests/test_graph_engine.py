@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 from tiny import random_prompt, tiny_model
 
 from kvfactory import attach, detach
-from kvfactory.cache.pool import Arena
+from kvfactory.cache.pool import Arena, DecodePool
 from kvfactory.decoder import Decoder
 from kvfactory.graph_engine import GraphEngine
 from kvfactory.graph_support import _of_method
@@ -231,5 +232,30 @@ def test_a_prompt_that_fails_or_ends_at_once_gives_its_place_back(model, uncaptu
         engine = attachment.graph_engines[2]
         assert len(rows[0][1].tokens) == 1 and not engine._reserved and not engine._pool._spans
         assert rows[0][1].cache.bytes().used > 0
+    finally:
+        detach(model)
+
+
+def test_rows_are_lost_with_their_error_when_a_larger_pool_cannot_be_had(model, uncaptured, monkeypatch):
+    attachment = attach(model, "fullkv")
+    try:
+        decoder = uncaptured(model, 2)
+        made = []
+
+        def pool(*args):
+            made.append(args)
+            if len(made) == 2:
+                raise torch.OutOfMemoryError("no memory")
+            return DecodePool(*args)
+
+        monkeypatch.setattr("kvfactory.graph_engine.DecodePool", pool)
+        work = [
+            Request(random_prompt(n, seed=n), new, 0, [], [attachment.plan], str(n))
+            for n, new in ((30, 20), (32, 3), (120, 5), (31, 4))
+        ]
+        rows = {request.example_id: row for request, row, _ in decoder.run(work)}
+        assert sorted(rows) == ["120", "30", "31", "32"]
+        assert all(isinstance(rows[name], torch.OutOfMemoryError) for name in ("30", "120"))
+        assert len(rows["32"].tokens) == 3 and len(rows["31"].tokens) == 4
     finally:
         detach(model)

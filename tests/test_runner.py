@@ -466,7 +466,7 @@ def test_the_window_in_front_of_the_template(run, model, capsys):
     for record, row in zip(part.dataset.records, moved, strict=True):
         ids = Example.of(job, part, record).prompt.input_ids
         tokens = generate(loaded, ids, 5, eos_token_id=[257], template_tail=13).rows[0].tokens
-        assert job.encoder.decode(tokens, part.task)[0] == row["pred"]
+        assert job.encoder.decode(tokens, part.dataset.task)[0] == row["pred"]
 
 
 def test_a_template_without_room_is_an_error_of_each_example(run):

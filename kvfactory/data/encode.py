@@ -8,7 +8,6 @@ the final ids.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +35,7 @@ class EncodedPrompt:
         question_seen: whether all of the record's `input` is outside the removed middle; true when there is none.
         template_tail_tokens: tokens at the end that are chat template; `min` with a window gives its share of it.
         head_text, tail_text: the first and last 200 characters of the final text.
+        notes: sentences that the user should see once.
     """
 
     input_ids: torch.LongTensor
@@ -46,6 +46,7 @@ class EncodedPrompt:
     template_tail_tokens: int
     head_text: str
     tail_text: str
+    notes: tuple[str, ...] = ()
 
 
 class PromptEncoder:
@@ -168,7 +169,7 @@ class PromptEncoder:
         specials = self.wrap.add_special_tokens if wraps else True
         ids, spans = self._tokenize(text, specials)
         self._check_bos(ids, text, specials)
-        self._check_window(len(ids), max_new_tokens + self.thinking_budget(task))
+        notes = self._check_window(len(ids), max_new_tokens + self.thinking_budget(task))
         return EncodedPrompt(
             input_ids=torch.tensor(ids, dtype=torch.long),
             prompt_tokens=len(ids),
@@ -178,6 +179,7 @@ class PromptEncoder:
             template_tail_tokens=self._tail_tokens(text, spans) if wraps else 0,
             head_text=text[:SHOWN_CHARACTERS],
             tail_text=text[-SHOWN_CHARACTERS:],
+            notes=notes,
         )
 
     def encode_whole(self, task: Task, text: str, max_new_tokens: int, answer_prefix: str = "") -> EncodedPrompt:
@@ -301,17 +303,17 @@ class PromptEncoder:
             return  # a model's own template may repeat the token (SmolLM2's BOS opens every turn)
         assert ids.count(bos) <= text.count(token) + added, "the beginning-of-text token was added twice"
 
-    def _check_window(self, prompt_tokens: int, new_tokens: int) -> None:
+    def _check_window(self, prompt_tokens: int, new_tokens: int) -> tuple[str, ...]:
+        """Notes on a prompt that does not fit and runs all the same; ValueError where it must not."""
         if self.window is None or prompt_tokens + new_tokens <= self.window:
-            return
+            return ()
         sentence = (
             f"a prompt of {prompt_tokens} tokens and {new_tokens} new ones do not fit the model's window of "
             f"{self.window}; lower --max_input_length"
         )
         if self.protocol == "factory" and prompt_tokens <= self.window:
             # The original ran such prompts (3,950 + 512 on Llama-2), so its protocol must be able to.
-            warnings.warn(f"{sentence} (--protocol factory goes on, as the original did).", stacklevel=3)
-            return
+            return (f"{sentence} (--protocol factory goes on, as the original did).",)
         raise ValueError(f"{sentence} (the chat wrap is added after the cut).")
 
 
