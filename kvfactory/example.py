@@ -167,7 +167,6 @@ def reset_peak(model: PreTrainedModel) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_bytes(model: PreTrainedModel) -> int | None:
-    """Peak bytes allocated on all devices of the model together; None on the CPU."""
-    devices = _devices(model)
-    return sum(torch.cuda.max_memory_allocated(device) for device in devices) if devices else None
+def peaks_by_device(model: PreTrainedModel) -> dict[str, int]:
+    """Peak bytes allocated on each CUDA device of the model, by its name; empty on the CPU."""
+    return {str(device): torch.cuda.max_memory_allocated(device) for device in _devices(model)}

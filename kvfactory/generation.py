@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from kvfactory.cache.kv_cache import KVCache
 from kvfactory.decoder import Decoder, device_time
 from kvfactory.graph_support import graph_obstacle
+from kvfactory.model_parts import input_device
 from kvfactory.monkeypatch import Attachment, get_attachment
 from kvfactory.rows import Finished, Request, RowOutput, Timing
 
@@ -81,7 +82,7 @@ def _generate_hf(model: PreTrainedModel, request: Request, attachment: Attachmen
         eos_token_id=request.stops or None,
         pad_token_id=request.stops[0] if request.stops else 0,
     )
-    ids = request.ids.to(model.device)
+    ids = request.ids.to(input_device(model))
     plan = request.plans[0]
     cache = attachment.new_cache(
         plan,
@@ -132,9 +133,10 @@ def generate_rows(
 
 def _resolve_decode(model: PreTrainedModel, attachment: Attachment, decode: str) -> str:
     """What "auto" means here; a graph that is not possible gives way to the loop, with its reason on standard error."""
-    if decode not in ("auto", "graph") or (decode == "auto" and model.device.type != "cuda"):
+    device = input_device(model)
+    if decode not in ("auto", "graph") or (decode == "auto" and device.type != "cuda"):
         return "loop" if decode == "auto" else decode
-    obstacle = graph_obstacle(attachment, attachment.plan, model.device, model.dtype)
+    obstacle = graph_obstacle(attachment, attachment.plan, device, model.dtype)
     if obstacle is None:
         return "graph"
     if not attachment.told_obstacle:

@@ -203,15 +203,17 @@ class GraphEngine:
         """Captures the step while no row is alive, so that warming up changes nothing."""
         if not self._capture_steps:
             return
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
+        # The model need not lie on the current device, and torch's own capture stream belongs to the first one used.
+        with torch.cuda.device_of(self._state):
+            current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UPS):
+                    self._body()
+            current.wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=side):
                 self._body()
-        current.wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._body()
         self.counters.captures += 1
         self._hosts = [torch.zeros(self._report.shape, dtype=torch.int64, pin_memory=True) for _ in range(2)]
 
@@ -223,7 +225,7 @@ class GraphEngine:
         self._hosts.reverse()  # two buffers: the one before is still to be read
         self._hosts[0].copy_(self._report, non_blocking=True)
         ready = torch.cuda.Event()
-        ready.record()
+        ready.record(torch.cuda.current_stream(self._report.device))
         return _Report(self._hosts[0], ready)
 
     def step(self) -> Iterator[Finished]:

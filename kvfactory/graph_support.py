@@ -9,7 +9,7 @@ import torch
 from kvfactory.kernels.dispatch import why_torch
 from kvfactory.kernels.segments import DTYPES, MAX_GROUP, MAX_HEAD_DIM
 from kvfactory.methods.base import KVCluster
-from kvfactory.model_parts import rotary_frequencies
+from kvfactory.model_parts import lies_on_several_devices, rotary_frequencies
 
 if TYPE_CHECKING:
     from kvfactory.monkeypatch import Attachment
@@ -40,7 +40,7 @@ def _of_model(attachment: Attachment, device: torch.device, dtype: torch.dtype) 
         return "CUDA graphs need a CUDA device"
     if (why := why_torch(device)) is not None:
         return why
-    if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
+    if lies_on_several_devices(model):
         return "the model lies on several devices"
     if len(attachment.slots) != len(attachment.all_slots):
         return "transformers keeps the model's sliding-window layers itself"

@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from kvfactory.assets import ASSETS, resolve_model
 from kvfactory.backends import get_backend
+from kvfactory.device_map import DeviceMap, resolve_device_map
 from kvfactory.graph_support import graph_obstacle
 from kvfactory.monkeypatch import attach_plan, detach
 from kvfactory.plan import Plan
@@ -73,12 +74,17 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Computation:
-    """Resolved choices of how the model runs."""
+    """Resolved choices of how the model runs.
+
+    Attributes:
+        device_map: device of each part of the model; None on the CPU.
+    """
 
     device: str
     dtype: str
     attn_implementation: str
     decode: str
+    device_map: DeviceMap | None = None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -185,10 +191,25 @@ def _tokenizer(folder: Path, model_path: str, use_fast: bool) -> Any:
         raise ValueError(f"--model_path {model_path}: its tokenizer cannot be loaded ({error_line(error)})") from error
 
 
+def _without_weights(checkpoint: Checkpoint) -> PreTrainedModel:
+    """The model on the meta device.
+
+    Raises:
+        ValueError: transformers cannot build it with sdpa attention.
+    """
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(checkpoint.config, attn_implementation="sdpa")
+    except (ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"--model_path {checkpoint.name}: transformers cannot build this model with sdpa attention "
+            f"({error_line(error)})"
+        ) from error
+
+
 def _first_misfit(checkpoint: Checkpoint) -> str | None:
     """The first tensor, by name, whose stored shape is not the config's, with both shapes; None if there is none."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(checkpoint.config)
+    model = _without_weights(checkpoint)
     wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     stored = stored_shapes(checkpoint.weights)
     for name in sorted(stored):
@@ -249,12 +270,13 @@ def checkpoint_dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 def resolve_computation(
     checkpoint: Checkpoint, device: str = "auto", dtype: str = "auto", attn_implementation: str = "auto",
-    decode: str = "auto",
+    decode: str = "auto", device_map: str = "auto",
 ) -> Computation:  # fmt: skip
     """Every `auto` replaced by what it means here; `decode` stays auto on CUDA, since it depends on the method.
 
     Raises:
-        ValueError: CUDA or a flash package asked for and absent, or a precision that the kernels do not take.
+        ValueError: CUDA or a flash package asked for and absent, a precision that the kernels do not take, or a
+            device map that this model or this machine cannot follow.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: there is no CUDA device here (or this torch is built without it); use cpu")
@@ -278,7 +300,11 @@ def resolve_computation(
         raise ValueError("--decode graph replays CUDA graphs and needs --device cuda; use loop on the CPU")
     if decode == "auto" and device != "cuda":
         decode = "loop"
-    return Computation(device, dtype, attn_implementation, decode)
+    places = None
+    if device == "cuda" or device_map != "auto":
+        itemsize = getattr(torch, dtype).itemsize
+        places = resolve_device_map(device_map, _without_weights(checkpoint), device, itemsize)
+    return Computation(device, dtype, attn_implementation, decode, places)
 
 
 def check_attachable(
@@ -294,14 +320,9 @@ def check_attachable(
         ValueError: a model family off transformers' attention interface, or a method that this model leaves nothing
             to do.
     """
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(checkpoint.config, attn_implementation="sdpa")
-    except (ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"--model_path {checkpoint.name}: transformers cannot build this model with sdpa attention "
-            f"({error_line(error)})"
-        ) from error
+    model = _without_weights(checkpoint)
+    if computation.device_map is not None:
+        model.hf_device_map = dict(computation.device_map)  # as it will be once weights are there
     found = []
     for plan in plans:
         try:
@@ -319,15 +340,17 @@ def check_attachable(
 
 
 def load_model(checkpoint: Checkpoint, computation: Computation) -> PreTrainedModel:
-    """The model in evaluation mode. On CUDA it is spread over all devices only when one cannot hold it.
+    """The model in evaluation mode, on the devices of `computation`. A single CUDA device becomes the current one.
 
     Raises:
         ValueError: weights that are broken, missing or of another shape than the config says.
     """
     dtype = getattr(torch, computation.dtype)
     options: dict[str, Any] = {}
-    if computation.device == "cuda":
-        options["device_map"] = "auto" if _needs_several_devices(checkpoint, dtype) else {"": 0}
+    if computation.device_map is not None:
+        options["device_map"] = dict(computation.device_map)
+        if len(computation.device_map) == 1:
+            torch.cuda.set_device(next(iter(computation.device_map.values())))
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
@@ -355,14 +378,7 @@ def load_model(checkpoint: Checkpoint, computation: Computation) -> PreTrainedMo
     return model.eval()
 
 
-def _needs_several_devices(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
-    """Whether the weights, at the run's precision, take more than 85 % of what is free on the first device."""
-    stored = checkpoint_dtype(checkpoint).itemsize
-    size = sum(file.stat().st_size for file in checkpoint.weights) * dtype.itemsize / stored
-    return torch.cuda.device_count() > 1 and size > 0.85 * torch.cuda.mem_get_info(0)[0]
-
-
-def hardware(device: str) -> dict[str, Any]:
+def hardware(device: str, device_map: DeviceMap | None = None) -> dict[str, Any]:
     """What the model runs on, for the run record."""
     facts: dict[str, Any] = {"device": device, "cpu_threads": torch.get_num_threads(), "cpus": os.cpu_count()}
     if device == "cuda":
@@ -370,4 +386,6 @@ def hardware(device: str) -> dict[str, Any]:
         facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(count)]
         facts["gpu_bytes"] = [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
         facts["cuda"] = torch.version.cuda
+    if device_map is not None:
+        facts["device_map"] = {part: f"cuda:{i}" if isinstance(i, int) else i for part, i in device_map.items()}
     return facts

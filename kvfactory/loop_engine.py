@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from kvfactory.cache.batch import BatchCache
 from kvfactory.cache.kv_cache import AttachedCache
+from kvfactory.model_parts import input_device
 from kvfactory.monkeypatch import get_attachment
 from kvfactory.rows import NEAR_TIE, Counters, Finished, LiveRow
 
@@ -70,7 +71,7 @@ class LoopEngine:
 
     def step(self) -> Iterator[Finished]:
         """One token for every row in flight -> those that finished, or all with the error of a failed forward."""
-        rows, device = self.live, self.model.device
+        rows, device = self.live, input_device(self.model)
         tokens = torch.tensor([[row.output.tokens[-1]] for row in rows], device=device)
         positions = torch.tensor([[row.position] for row in rows], device=device)
         cache = rows[0].output.cache if self._batch is None else self._batch

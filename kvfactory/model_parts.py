@@ -26,6 +26,22 @@ def attention_modules(model: PreTrainedModel) -> dict[int, nn.Module]:
     return dict(sorted(found.items()))
 
 
+def input_device(model: PreTrainedModel) -> torch.device:
+    """Where token ids enter: where the embedding runs, which accelerate's hook knows when its weights are elsewhere."""
+    embedding = model.get_input_embeddings()
+    hook = embedding.__dict__.get("_hf_hook")
+    for one in getattr(hook, "hooks", (hook,)):
+        if getattr(one, "execution_device", None) is not None:
+            return torch.device(one.execution_device)
+    return embedding.weight.device
+
+
+def lies_on_several_devices(model: PreTrainedModel) -> bool:
+    """Whether weights are shared out over devices, by accelerate's map or by hand."""
+    mapped = (getattr(model, "hf_device_map", None) or {}).values()
+    return len(set(mapped)) > 1 or len({parameter.device for parameter in model.parameters()}) > 1
+
+
 def rotary_frequencies(model: PreTrainedModel) -> torch.Tensor | None:
     """Rotary frequencies of a model whose frequencies do not depend on the length; None for others."""
     rotary = next((m for m in model.modules() if hasattr(m, "inv_freq") and hasattr(m, "rope_type")), None)

@@ -136,7 +136,6 @@ class Attachment:
                 f"supported families: {', '.join(FAMILIES)}"
             )
         self.heads = (config.num_attention_heads, kv_heads)
-        self._inv_freq = rotary_frequencies(model)
         self._clusters: dict[int, tuple[Plan, list[KVCluster]]] = {}
         self.graph_engines: dict[int, Any] = {}
         self.told_obstacle = False
@@ -173,18 +172,20 @@ class Attachment:
             for slot, shape in zip(self.slots, shapes, strict=True):
                 cluster = plan.build(shape)
                 cluster.scale = slot.module.scaling
-                cluster.inv_freq = self._inv_freq
                 built.append(cluster)
             self._clusters[id(plan)] = (plan, built)
         return self._clusters[id(plan)][1]
 
     def new_cache(self, plan: Plan | None = None, **kwargs: Any) -> KVCache:
         """A fresh `KVCache` for one generation with `plan`, by default the attached one."""
-        model = self.model
+        model, plan = self.model, plan or self.plan
+        frequencies = rotary_frequencies(model)
+        for cluster in self.clusters(plan):  # not when attaching: weights may come, or move, after that
+            cluster.inv_freq = frequencies
         native = self._native_layers(model)
         count = model.config.get_text_config(decoder=True).num_hidden_layers
         native += [DynamicLayer() for _ in range(count - len(native))]
-        return KVCache(self, plan or self.plan, native, **kwargs)
+        return KVCache(self, plan, native, **kwargs)
 
     def full_bytes(self, length: int, itemsize: int) -> int:
         """Bytes of `length` tokens of one row at kv heads, compressible layers only."""

@@ -80,7 +80,8 @@ def record_settings(plan: Plan, suite: Suite, computation: Computation, encoder:
     """
     settings, budget, capability = suite.settings, plan.budget, plan.cluster.capability
     computed = asdict(computation)
-    computed.pop("device")  # of each segment's hardware: a run may go on elsewhere
+    for name in ("device", "device_map"):
+        computed.pop(name)  # of each segment's hardware: a run may go on elsewhere
     return {
         "method": plan.method,
         "method_settings": as_dict(plan.settings) | setting_files(plan),

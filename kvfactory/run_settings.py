@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 QUANTISERS: tuple[str, ...] = ()
 """Names that --quant_method accepts besides none."""
 
+LAUNCHERS = ("local", "ray")
+"""Names that --launcher accepts besides none."""
+
 GROUPS = {
     "what": "What runs",
     "data": "Data and prompts",
@@ -190,6 +193,13 @@ class RunSettings:
         choices=("auto", "float16", "bfloat16", "float32"),
     )
     device: str = flag("compute", "auto", "where the model runs", choices=("auto", "cuda", "cpu"))
+    device_map: str = flag(
+        "compute",
+        "auto",
+        "which GPUs hold the model: auto takes one where that is enough, else spreads the layers over all that are "
+        "visible; balanced always spreads them evenly; a JSON file gives each module, such as model.layers.0, a device",
+        metavar="auto|balanced|FILE",
+    )
     decode: str = flag(
         "compute",
         "auto",
@@ -222,9 +232,20 @@ class RunSettings:
     overwrite: bool = flag("files", False, "start anew instead of going on with what is there")
     fail_fast: bool = flag("files", False, "stop at the first example that fails")
     save_prompts: bool = flag("files", False, "store each filled-in prompt (before it is cut and wrapped)")
-    num_shards: int = flag("files", 1, "split the examples over so many calls", read=int)
+    num_shards: int | None = flag(
+        "files",
+        None,
+        "split the examples over so many calls; with --launcher over so many processes, by default one per GPU",
+        read=int,
+    )
     shard_id: int | None = flag("files", None, "which of them this call does, from 0", read=int)
     merge_shards: bool = flag("files", False, "join the files of --num_shards finished calls, and stop")
+    launcher: str | None = flag(
+        "files",
+        None,
+        "run all shards in processes of their own, then join them: local gives each GPU of this machine one at a time, "
+        "ray those of its cluster; none leaves that to you",
+    )
 
     # Output
     errors_as_zero: bool = flag("show", False, "count failed examples as 0 in the table that is printed")
@@ -265,10 +286,13 @@ class RunSettings:
         quantiser = optional_name("quantiser", self.quant_method, QUANTISERS)
         if quantiser is None and self.nbits is not None:
             raise ValueError(f"--nbits {self.nbits} is read by quantisers only: give --quant_method, or leave it out")
-        self._check_shards()
+        launcher = optional_name("launcher", self.launcher, LAUNCHERS)
+        self._check_shards(launcher)
         return dataclasses.replace(
             self,
             method=method,
+            num_shards=self.num_shards if launcher else self.num_shards or 1,
+            launcher=launcher,
             merge=optional_name("merge", self.merge, MERGES),
             quant_method=quantiser,
         )
@@ -281,25 +305,34 @@ class RunSettings:
         """The benchmark of these settings, its data read as far as that needs no model."""
         raise NotImplementedError
 
-    def _check_shards(self) -> None:
-        if self.num_shards < 1:
-            raise ValueError(f"--num_shards {self.num_shards} must be at least 1")
-        if self.merge_shards and (self.num_shards == 1 or self.shard_id is not None):
+    def _check_shards(self, launcher: str | None) -> None:
+        count = 1 if self.num_shards is None else self.num_shards
+        if count < 1:
+            raise ValueError(f"--num_shards {count} must be at least 1")
+        if launcher is not None:
+            for name in ("shard_id", "merge_shards"):
+                if getattr(self, name) not in (None, False):
+                    raise ValueError(f"--launcher {launcher} runs and joins all shards: leave --{name} out")
+            if self.device_map != "auto":
+                raise ValueError(
+                    f"--launcher {launcher} gives each shard one GPU, so --device_map {self.device_map} has nothing to "
+                    "spread: leave one of them out"
+                )
+            return
+        if self.merge_shards and (count == 1 or self.shard_id is not None):
             raise ValueError("--merge_shards needs --num_shards N as in the calls it joins, and no --shard_id")
         if self.merge_shards:
             return
-        if self.num_shards > 1 and self.shard_id is None:
-            raise ValueError(f"--num_shards {self.num_shards} needs --shard_id, from 0 to {self.num_shards - 1}")
-        if self.shard_id is not None and not 0 <= self.shard_id < self.num_shards:
-            raise ValueError(
-                f"--shard_id {self.shard_id} must be from 0 to {self.num_shards - 1} with --num_shards "
-                f"{self.num_shards}"
-            )
+        if count > 1 and self.shard_id is None:
+            raise ValueError(f"--num_shards {count} needs --shard_id, from 0 to {count - 1}, or --launcher local")
+        if self.shard_id is not None and not 0 <= self.shard_id < count:
+            raise ValueError(f"--shard_id {self.shard_id} must be from 0 to {count - 1} with --num_shards {count}")
 
     @property
     def shard(self) -> tuple[int, int] | None:
         """(K, N), or None for an undivided run."""
-        return (self.shard_id, self.num_shards) if self.num_shards > 1 and self.shard_id is not None else None
+        count = self.num_shards or 1
+        return (self.shard_id, count) if count > 1 and self.shard_id is not None else None
 
     def budgets(self) -> list[Budget]:
         """One budget per value given, in the order given; ValueError for values and mixtures that cannot be."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kvfactory.example import Example, example_row, peak_bytes, reset_peak
+from kvfactory.example import Example, example_row, peaks_by_device, reset_peak
 from kvfactory.generation import generate, generate_rows
 from kvfactory.loading import hardware, load_model
 from kvfactory.lookahead import ahead
@@ -24,7 +24,7 @@ from kvfactory.reports.environment import collect_environment
 from kvfactory.reports.progress import Progress
 from kvfactory.reports.records import ResultFile
 from kvfactory.reports.run import Run
-from kvfactory.reports.run_record import load_record
+from kvfactory.reports.run_record import PEAK, load_record
 from kvfactory.reports.shards import merge_shards
 from kvfactory.reports.stop import STOPPED, StopSignal
 from kvfactory.rows import Request, RowOutput
@@ -77,7 +77,7 @@ def execute(job: Job, stop: StopSignal) -> int:
         try:
             for planned in pending:
                 attachment.clusters(planned.plan)  # what does not fit the model is refused before a row is written
-            environment = collect_environment(hardware(job.computation.device))
+            environment = collect_environment(hardware(job.computation.device, job.computation.device_map))
             for run in active:
                 run.start(environment)
             Sweep(job, active, attachment, stop).run()
@@ -133,12 +133,17 @@ def _ready_model(job: Job) -> PreTrainedModel:
 
 
 class ActiveRun:
-    """One method and budget while it runs: its plan, its files, and what it has said."""
+    """One method and budget while it runs: its plan, its files, and what it has said.
+
+    Attributes:
+        peaks: most bytes of any row of the dataset under way, by device, as far as rows had the devices to themselves.
+    """
 
     def __init__(self, planned: PlannedRun, files: Run, tell: Callable[[str], None]):
         self.planned = planned
         self.files = files
         self.verified = False
+        self.peaks: dict[str, int] = {}
         self._tell = tell
 
     def start(self, environment: dict[str, Any]) -> None:
@@ -177,13 +182,14 @@ class Sweep:
     def run(self) -> None:
         for name, part in self.job.parts.items():
             began = time.perf_counter()
+            for run in self.active:
+                run.peaks.clear()
             try:
                 self._dataset(part)
             finally:
                 seconds = time.perf_counter() - began
                 for run in self.active:
-                    results = run.files.results[name]
-                    run.files.record.update(name, **_counts(results, run.planned, name, seconds))
+                    run.files.record.update(name, **_counts(run, name, seconds))
             for run in self.active:
                 run.files.results[name].close()
             if self._halted or self.stop.requested:
@@ -258,9 +264,9 @@ class Sweep:
         try:
             if isinstance(output, Exception):
                 raise output
-            row = example_row(
-                self.job, part, example, output, peak=peak_bytes(self.attachment.model) if alone else None
-            )
+            peaks = peaks_by_device(self.attachment.model) if alone else {}
+            row = example_row(self.job, part, example, output, peak=sum(peaks.values()) or None)
+            run.peaks.update({device: max(run.peaks.get(device, 0), peak) for device, peak in peaks.items()})
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
@@ -275,11 +281,12 @@ class Sweep:
             _note_large_cache(run.planned, row, run.note)
 
 
-def _counts(results: ResultFile, planned: PlannedRun, name: str, seconds: float) -> dict[str, int | float]:
-    rows = results.rows()
+def _counts(run: ActiveRun, name: str, seconds: float) -> dict[str, int | float]:
+    rows = run.files.results[name].rows()
     done = [row for row in rows if row.get("error") is None]
-    before = ((load_record(planned.paths.meta) or {}).get("counts") or {}).get(name, {})
-    return {
+    before = ((load_record(run.planned.paths.meta) or {}).get("counts") or {}).get(name, {})
+    peaks = {f"{PEAK}{device}": peak for device, peak in run.peaks.items()}
+    return {key: max(peak, before.get(key, 0)) for key, peak in peaks.items()} | {
         "done": len(done),
         "failed": len(rows) - len(done),
         "truncated": sum(row["truncated"] for row in done),

@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvfactory.loop_engine import choose, forward
+from kvfactory.model_parts import input_device
 from kvfactory.monkeypatch import get_attachment
 from kvfactory.rows import NEAR_TIE, LiveRow, Request, RowOutput
 
@@ -46,7 +47,7 @@ def first_difference(model: PreTrainedModel, request: Request, output: RowOutput
         template_tail=request.template_tail,
     )
     row = LiveRow(request, RowOutput(output.plan, cache), position=len(request.ids))
-    ids, positions = request.ids.to(model.device)[None], None
+    ids, positions = request.ids.to(input_device(model))[None], None
     for step, token in enumerate(output.tokens):
         logits = forward(model, ids, cache, positions)
         [chosen] = choose(logits, [row])
@@ -54,7 +55,7 @@ def first_difference(model: PreTrainedModel, request: Request, output: RowOutput
             best = logits[0].topk(2).values
             return step, float(best[0] - best[1])
         row.take(token)
-        ids = torch.tensor([[token]], device=model.device)
-        positions = torch.tensor([[row.position]], device=model.device)
+        ids = torch.tensor([[token]], device=input_device(model))
+        positions = torch.tensor([[row.position]], device=input_device(model))
         row.position += 1
     return None, 0.0

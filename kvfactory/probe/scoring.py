@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from kvfactory.attention_probe import LastRow
 from kvfactory.loop_engine import forward
 from kvfactory.metrics.qa import qa_f1_score
+from kvfactory.model_parts import input_device
 from kvfactory.probe.trials import Trial
 
 RETRIEVAL_STEPS = 50
@@ -84,7 +85,7 @@ def read_trial(
             the right answer.
         stop: whether a token ends the output; asked in generate mode only.
     """
-    device = model.device
+    device = input_device(model)
     prompt = torch.tensor(trial.prompt, device=device)
     forced = mode == "teacher_forced"
     steps = RETRIEVAL_STEPS if kind == "retrieval" and not forced else len(trial.answer)

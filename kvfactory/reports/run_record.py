@@ -25,6 +25,8 @@ from kvfactory.reports.files import FileLock, json_bytes, write_atomically
 from kvfactory.reports.run_paths import RunPaths
 
 NOT_COMPARED = ("examples",)  # of a dataset's facts: a resumed run may go further than the one before
+PEAK = "peak_mem_bytes_"
+"""How counters begin that are the most of any row, here of one device: of shards the largest counts, not the sum."""
 _ABSENT = object()
 
 
@@ -158,7 +160,7 @@ class RunRecord:
         self._started = True
 
     def update(self, dataset: str, **counts: int | float) -> None:
-        """Set counters of one dataset, e.g. `truncated=12`; they add up when shards are joined."""
+        """Set counters of one dataset, e.g. `truncated=12`; they add up when shards are joined, but for `PEAK`."""
         self._change(lambda record: record["counts"].setdefault(dataset, {}).update(_plain(counts)))
 
     def note(self, sentence: str) -> None:

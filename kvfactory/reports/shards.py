@@ -13,7 +13,7 @@ from typing import Any
 from kvfactory.reports.files import FileLock, write_atomically
 from kvfactory.reports.records import Line, effective_lines, in_order, read_lines
 from kvfactory.reports.run_paths import RunPaths, split_shard
-from kvfactory.reports.run_record import NOT_COMPARED, differences, empty_record, load_record, save_record
+from kvfactory.reports.run_record import NOT_COMPARED, PEAK, differences, empty_record, load_record, save_record
 
 
 def shard_share(order: Sequence[str], shard: tuple[int, int] | None) -> list[str]:
@@ -148,7 +148,8 @@ def _join_records(paths: RunPaths, shards: list[RunPaths], orders: Mapping[str, 
         for name, values in record["counts"].items():
             total = counts.setdefault(name, {})
             for key, value in values.items():
-                total[key] = total.get(key, 0) + value
+                before = total.get(key, 0)
+                total[key] = max(before, value) if key.startswith(PEAK) else before + value
     if len(records) == len(shards):  # else these sums are in `merged` since the merge that was cut short
         joined["counts"].update({name: counts[name] for name in counts if name in orders})
     for name, order in orders.items():
