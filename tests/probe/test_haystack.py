@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvfactory.probe.haystack import generated_haystack, read_haystack
+from kvfactory.probe.haystack import generated_haystack, read_haystack, read_texts
 from kvfactory.probe.needles import KINDS, needles
 
 
@@ -17,6 +17,16 @@ def test_haystacks(tmp_path):
     endless = iter(found)
     assert [next(endless) for _ in range(6)][5] == found.sentences[0]
     assert generated_haystack(1) == generated_haystack(1) != generated_haystack(2)
+
+
+def test_the_seed_orders_the_files_of_a_folder(tmp_path):
+    for number in range(6):
+        (tmp_path / f"{number}.txt").write_text(f"File {number}.")
+    orders = {read_haystack(tmp_path, seed).sentences for seed in range(5)}
+    assert len(orders) > 1 and {tuple(sorted(order)) for order in orders} == {tuple(f"File {n}." for n in range(6))}
+    assert list(read_texts(tmp_path)) == [f"{number}.txt" for number in range(6)]
+    with pytest.raises(ValueError, match="^--essays_dir .*nowhere does not exist"):
+        read_haystack(tmp_path / "nowhere", 0, "--essays_dir")
 
 
 def test_generated_haystack_answers_no_question():
