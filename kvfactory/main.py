@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from kvfactory import cli, listing
+from kvfactory.launcher import ShardFailed, launch
 from kvfactory.preparation import prepare
 from kvfactory.reports.stop import STOPPED, StopSignal
 from kvfactory.run_settings import RunSettings
@@ -27,7 +28,9 @@ def run(settings_class: type[RunSettings], argv: Sequence[str]) -> int:
             print(listing.capability_table())
             return listing.verify() if settings.verify else 0
         job = prepare(settings, given)
-        if settings.merge_shards:
+        if job.settings.launcher is not None:
+            code = launch(job, argv)
+        elif settings.merge_shards:
             code = merge(job)
         else:
             with StopSignal() as stop:
@@ -42,6 +45,9 @@ def run(settings_class: type[RunSettings], argv: Sequence[str]) -> int:
     except DecodeMismatch as error:
         print(f"{settings.program}: {error}", file=sys.stderr)
         return 1
+    except ShardFailed as error:
+        print(f"{settings.program}: {error}", file=sys.stderr)
+        return error.code
     except KeyboardInterrupt:
         return STOPPED
     except OSError as error:

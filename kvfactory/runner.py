@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -24,8 +24,8 @@ from kvfactory.reports.environment import collect_environment
 from kvfactory.reports.progress import Progress
 from kvfactory.reports.records import ResultFile
 from kvfactory.reports.run import Run
-from kvfactory.reports.run_record import PEAK, load_record
-from kvfactory.reports.shards import merge_shards
+from kvfactory.reports.run_record import PEAK, RunRecord, load_record
+from kvfactory.reports.shards import is_complete, merge_shards
 from kvfactory.reports.stop import STOPPED, StopSignal
 from kvfactory.rows import Request, RowOutput
 from kvfactory.verify_decode import check_against_loop
@@ -60,7 +60,7 @@ def execute(job: Job, stop: StopSignal) -> int:
     for planned in job.runs:
         for note in planned.notes:
             tell(note)
-    pending = [planned for planned in job.runs if not _finished(job, planned, tell)]
+    pending = [planned for planned in job.runs if not is_finished(job, planned, tell)]
     if not pending:
         return 0
     with ExitStack() as stack:
@@ -88,16 +88,22 @@ def execute(job: Job, stop: StopSignal) -> int:
         return max(run.files.exit_code for run in active)
 
 
-def merge(job: Job) -> int:
-    """Joins the shards of every run of a job; ValueError when one is missing, unfinished or still running."""
-    for planned in job.runs:
-        for path in merge_shards(planned.paths, job.whole_orders, job.settings.num_shards):
+def merge(job: Job, runs: Sequence[PlannedRun] | None = None, num_shards: int | None = None) -> int:
+    """Joins the shards of `runs`, by default all of the job; ValueError when one is missing, unfinished or running."""
+    for planned in job.runs if runs is None else runs:
+        for path in merge_shards(planned.paths, job.whole_orders, num_shards or job.settings.num_shards):
             print(f"merged: {path}")
     return 0
 
 
-def _finished(job: Job, planned: PlannedRun, tell: Callable[[str], None]) -> bool:
+def is_finished(job: Job, planned: PlannedRun, tell: Callable[[str], None]) -> bool:
     """Whether all results are there; refuses files in use or made otherwise."""
+    if planned.paths.shard is not None and not job.settings.overwrite:
+        whole = planned.paths.for_shard(None)
+        if is_complete(whole, job.whole_orders):
+            RunRecord(whole).check(planned.settings, planned.facts)
+            tell(f"{whole.label}: the undivided run's files are complete already, nothing is left to do for this shard")
+            return True
     with Run(planned.paths, job.orders, job.settings.overwrite) as run:
         run.check(planned.settings, planned.facts)
         for notice in run.notices:

@@ -225,15 +225,17 @@ def test_a_config_without_dtype_follows_the_weights(folder):
 def test_a_family_off_the_attention_interface_is_refused(folder):
     edit_config(folder, model_type="bloom", architectures=None, n_layer=2, n_head=4, hidden_size=32)
     with pytest.raises(ValueError, match="supported families|cannot build this model"):
-        check_attachable(open_checkpoint(str(folder)), [make_plan("snapkv")], "sdpa")
+        checkpoint = open_checkpoint(str(folder))
+        check_attachable(checkpoint, [make_plan("snapkv")], resolve_computation(checkpoint, "cpu"))
 
 
 def test_a_model_whose_layers_all_slide_is_refused(folder):
     edit_config(folder, model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=64)
     checkpoint = open_checkpoint(str(folder))
-    check_attachable(checkpoint, [make_plan("fullkv")], "sdpa")
+    computation = resolve_computation(checkpoint, "cpu")
+    check_attachable(checkpoint, [make_plan("fullkv")], computation)
     with pytest.raises(ValueError, match="SnapKV has nothing to compress"):
-        check_attachable(checkpoint, [make_plan("snapkv")], "sdpa")
+        check_attachable(checkpoint, [make_plan("snapkv")], computation)
 
 
 def test_hashes_see_every_byte_and_only_the_edges_of_large_files(tmp_path, monkeypatch):
@@ -265,7 +267,7 @@ def test_the_tokenizer_hash_changes_with_its_files(folder):
 def check(folder, **options):
     checkpoint = open_checkpoint(str(folder))
     with pytest.raises(ValueError) as refusal:
-        check_attachable(checkpoint, [make_plan("snapkv", **options)], "sdpa")
+        check_attachable(checkpoint, [make_plan("snapkv", **options)], resolve_computation(checkpoint, "cpu"))
     assert "\n" not in str(refusal.value)
     return str(refusal.value)
 

@@ -508,8 +508,12 @@ def test_randomised_methods_draw_anew_for_every_example(run, data):
     assert run.rows()[0]["pred"] != preds[0][0] and run.rows(number=1)[0]["pred"] == preds[1][0]
 
 
-def test_randomised_methods_do_not_depend_on_order_or_shard(run, data):
+def test_randomised_methods_do_not_depend_on_order_or_shard(run, model, data, tmp_path):
     run("--method", "random", "--max_capacity_prompts", 32)
     rows = {row["_id"]: row["pred"] for row in run.rows()}
-    run("--method", "random", "--max_capacity_prompts", 32, "--num_shards", 3, "--shard_id", 2)
-    assert [(row["_id"], row["pred"]) for row in run.rows()] == [("hotpotqa-2", rows["hotpotqa-2"])]
+    shard = ("--num_shards", 3, "--shard_id", 2)
+    run("--method", "random", "--max_capacity_prompts", 32, *shard)
+    assert not list(run.save_dir.rglob("*shard*"))  # the undivided run has everything
+    part = Runner(model, data, tmp_path / "part")
+    part("--method", "random", "--max_capacity_prompts", 32, *shard)
+    assert [(row["_id"], row["pred"]) for row in part.rows()] == [("hotpotqa-2", rows["hotpotqa-2"])]

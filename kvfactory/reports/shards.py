@@ -5,7 +5,7 @@ Example i belongs to shard i mod N, as in LongBench's own multi-process runner (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,26 @@ def merge_shards(paths: RunPaths, orders: Mapping[str, Sequence[str]], num_shard
     return [paths.results(name) for name in orders if paths.results(name).exists()]
 
 
-def _count(paths: RunPaths, orders: Mapping[str, Sequence[str]]) -> int:
-    """Number of shards, from the names of the files that are there."""
+def shard_counts(paths: RunPaths, orders: Iterable[str]) -> set[int]:
+    """Every number of shards that the names of a run's files speak of."""
     counts = set()
     for folder in (paths.meta.parent, *(paths.results(name).parent for name in orders)):
         for file in folder.glob("*.json") if folder.is_dir() else ():
             label, shard = split_shard(file.stem)
             if label == paths.label and shard:
                 counts.add(shard[1])
+    return counts
+
+
+def is_complete(paths: RunPaths, orders: Mapping[str, Sequence[str]]) -> bool:
+    """Whether the files of the whole run at `paths` have a row for every example; read without owning them."""
+    rows = {name: effective_lines(read_lines(paths.results(name))[0]) for name in orders}
+    return all(set(rows[name]) == set(order) for name, order in orders.items())
+
+
+def _count(paths: RunPaths, orders: Mapping[str, Sequence[str]]) -> int:
+    """Number of shards, from the names of the files that are there."""
+    counts = shard_counts(paths, orders)
     if not counts:
         raise ValueError(f"no shards of {paths.label} below {paths.folder}: there is nothing to merge")
     if len(counts) > 1:
