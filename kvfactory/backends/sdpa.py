@@ -54,10 +54,8 @@ def attend_with_lse(
 
     The kernel is the one that sdpa itself would choose, with the same arguments (kv heads are not repeated), so that a
     method that asks for the log-sum-exp sees the prompt as FullKV does. Where that kernel's log-sum-exp cannot be used,
-    flash attention's is.
+    flash attention's is. Both exist on CUDA alone.
     """
-    if q.device.type != "cuda":
-        return None
     grouped = q.shape[1] > k.shape[1]
     chosen = _KERNELS.get(torch._fused_sdp_choice(q, k, v, None, 0.0, True, scale=scale, enable_gqa=grouped))
     if chosen is None:  # plain matrix products
