@@ -31,8 +31,8 @@ def input_device(model: PreTrainedModel) -> torch.device:
     embedding = model.get_input_embeddings()
     hook = embedding.__dict__.get("_hf_hook")
     for one in getattr(hook, "hooks", (hook,)):
-        if getattr(one, "execution_device", None) is not None:
-            return torch.device(one.execution_device)
+        if (device := getattr(one, "execution_device", None)) is not None:
+            return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     return embedding.weight.device
 
 
