@@ -207,6 +207,13 @@ class RunSettings:
         "graph; hf is the generate of transformers; auto is graph on CUDA, and loop, with a note, where that cannot be",
         choices=("auto", "loop", "graph", "hf"),
     )
+    fuse: str = flag(
+        "compute",
+        "auto",
+        "auto: in half precision on CUDA the model's norms, activations and rotations run as fused kernels, which may "
+        "change the last bit of a result; off: as transformers has them",
+        choices=("auto", "off"),
+    )
     verify_decode: bool = flag(
         "compute", False, "decode the first example of every graph run in the loop as well, and compare the tokens"
     )
@@ -310,8 +317,8 @@ class RunSettings:
         if count < 1:
             raise ValueError(f"--num_shards {count} must be at least 1")
         if launcher is not None:
-            for name in ("shard_id", "merge_shards"):
-                if getattr(self, name) not in (None, False):
+            for name, given in (("shard_id", self.shard_id is not None), ("merge_shards", self.merge_shards)):
+                if given:
                     raise ValueError(f"--launcher {launcher} runs and joins all shards: leave --{name} out")
             if self.device_map != "auto":
                 raise ValueError(
