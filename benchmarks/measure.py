@@ -29,10 +29,11 @@ SHARED_PREFILL = 4
 
 @contextmanager
 def attached(model: PreTrainedModel, plan: Plan, backend: str) -> Iterator[None]:
-    """Attached within; captured steps and pools are gone afterwards."""
-    attach_plan(model, plan, backend)
+    """Attached within, with the fused operations that a run has; captured steps and pools are gone afterwards."""
+    attachment = attach_plan(model, plan, backend)
     try:
-        yield
+        with attachment.fused():
+            yield
     finally:
         detach(model)
         free_memory()

@@ -67,6 +67,10 @@ class Decoder:
 
     def run(self, requests: Iterable[Request]) -> Iterator[Finished]:
         """Rows as they finish, in no fixed order; an exception stands for a row whose prompt failed."""
+        with self.attachment.fused():
+            yield from self._run(requests)
+
+    def _run(self, requests: Iterable[Request]) -> Iterator[Finished]:
         waiting = iter(requests)
         ready: deque[LiveRow] = deque()  # prefilled rows that have no place yet
         more = True

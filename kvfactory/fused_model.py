@@ -45,7 +45,8 @@ class FusedForward:
         stock: the module's own forward.
         compute: (module, *args, **kwargs) -> output; no closure over the module, so that a deep copy computes with
             the copy's weights.
-        active: false once removed: whoever still holds this object, as a wrapper may, gets the stock forward.
+        active: whether calls reach the kernel. False once removed, so that whoever still holds this object, as a
+            wrapper may, gets the stock forward.
     """
 
     __slots__ = ("module", "stock", "compute", "device", "dtype", "active", "_replaced")
@@ -97,6 +98,12 @@ class Fused:
 
     def __str__(self) -> str:
         return "fused: " + ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
+
+    def switch(self, active: bool) -> None:
+        """Whether calls reach the kernels; the stock forwards run otherwise, and nothing is taken off."""
+        for forwards in self._forwards.values():
+            for forward in forwards:
+                forward.active = active
 
     def remove(self) -> None:
         """Takes everything off; outputs are stock again, bit for bit. Later calls do nothing."""

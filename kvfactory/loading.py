@@ -22,6 +22,7 @@ from kvfactory.assets import ASSETS, resolve_model
 from kvfactory.backends import get_backend
 from kvfactory.device_map import DeviceMap, resolve_device_map
 from kvfactory.graph_support import graph_obstacle
+from kvfactory.kernels.dispatch import why_torch
 from kvfactory.monkeypatch import attach_plan, detach
 from kvfactory.plan import Plan
 from kvfactory.weight_files import check_layers, error_line, find_weights, stored_shapes
@@ -77,6 +78,7 @@ class Computation:
     """Resolved choices of how the model runs.
 
     Attributes:
+        fuse: the model's small operations run as fused kernels.
         device_map: device of each part of the model; None on the CPU.
     """
 
@@ -84,6 +86,7 @@ class Computation:
     dtype: str
     attn_implementation: str
     decode: str
+    fuse: bool = False
     device_map: DeviceMap | None = None
 
     @property
@@ -270,7 +273,7 @@ def checkpoint_dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 def resolve_computation(
     checkpoint: Checkpoint, device: str = "auto", dtype: str = "auto", attn_implementation: str = "auto",
-    decode: str = "auto", device_map: str = "auto",
+    decode: str = "auto", device_map: str = "auto", fuse: str = "auto",
 ) -> Computation:  # fmt: skip
     """Every `auto` replaced by what it means here; `decode` stays auto on CUDA, since it depends on the method.
 
@@ -304,7 +307,8 @@ def resolve_computation(
     if device == "cuda" or device_map != "auto":
         itemsize = getattr(torch, dtype).itemsize
         places = resolve_device_map(device_map, _without_weights(checkpoint), device, itemsize)
-    return Computation(device, dtype, attn_implementation, decode, places)
+    fuses = fuse == "auto" and device == "cuda" and getattr(torch, dtype) in _HALF and why_torch(device) is None
+    return Computation(device, dtype, attn_implementation, decode, fuses, places)
 
 
 def check_attachable(

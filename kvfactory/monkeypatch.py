@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from kvfactory import fused_model
 from kvfactory.backends import Backend, get_backend
 from kvfactory.cache.kv_cache import AttachedCache, AttendedLayer, KVCache
 from kvfactory.capability import FAMILIES, check_combination, check_sliding
@@ -111,7 +113,7 @@ class Attachment:
         record_positions: whether new caches keep the original positions of what they store, see `KVCache`.
     """
 
-    def __init__(self, model: PreTrainedModel, plan: Plan, backend_name: str):
+    def __init__(self, model: PreTrainedModel, plan: Plan, backend_name: str, fuse: bool = True):
         if not hasattr(model, "generate"):
             raise ValueError(f"{type(model).__name__} does not generate text; attach to its ...ForCausalLM model")
         self.plan = plan
@@ -138,6 +140,8 @@ class Attachment:
         self.heads = (config.num_attention_heads, kv_heads)
         self._clusters: dict[int, tuple[Plan, list[KVCluster]]] = {}
         self.graph_engines: dict[int, Any] = {}
+        self._wants_fusing = fuse
+        self._fused: fused_model.Fused | None = None
         self.told_obstacle = False
         for slot, cluster in zip(self.slots, self.clusters(plan), strict=True):
             slot.cluster = cluster
@@ -202,6 +206,24 @@ class Attachment:
         plan.budget.check_resolved(budget, prompt_len, plan.settings.validate)
         return budget
 
+    @contextmanager
+    def fused(self) -> Iterator[None]:
+        """Within, the model's small operations run as fused kernels where that is possible and wanted.
+
+        Only kvfactory's own decoding enters it: any other forward of the attached model stays stock.
+        """
+        model = self.model
+        if self._wants_fusing and self._fused is None and fused_model.obstacle(model, model.device) is None:
+            self._fused = fused_model.fuse(model)
+        if self._fused is None:
+            yield
+            return
+        self._fused.switch(True)
+        try:
+            yield
+        finally:
+            self._fused.switch(False)
+
     def _take_over_cache(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Forward pre-hook: swaps an empty cache of transformers for ours and refuses what cannot work."""
         if len(args) > self._parameters.index(self.cache_keyword):
@@ -248,6 +270,8 @@ class Attachment:
         """Takes the method off the model; its outputs are stock again, bit for bit."""
         self._hook.remove()
         self.graph_engines.clear()
+        if self._fused is not None:
+            self._fused.remove()
         del self.model.__dict__["generate"]
         for slot in self.all_slots:
             del slot.module.kv_slot
@@ -277,7 +301,7 @@ def get_attachment(model: nn.Module) -> Attachment | None:
 
 
 def attach(
-    model: PreTrainedModel, method: str, *, attn_implementation: str | None = None, **options: Any
+    model: PreTrainedModel, method: str, *, attn_implementation: str | None = None, fuse: bool = True, **options: Any
 ) -> Attachment:
     """Attaches a method to a loaded model; `model.generate` and `kvfactory.generate` then use it.
 
@@ -285,6 +309,8 @@ def attach(
         method: name in any case, see `kvfactory.list_methods()`.
         attn_implementation: eager, sdpa, flash_attention_2 or flash_attention_3; default what the model was loaded
             with.
+        fuse: in half precision on CUDA, kvfactory's own decoding runs the model's norms, activations and rotations
+            as fused kernels, which may change the last bit of a result.
         options: `max_capacity_prompt`, `kv_cache_granularity`, `gqa_score_agg`, `preset`, `seed` and the method's own
             settings, as in `kvfactory.plan.make_plan`.
 
@@ -302,10 +328,10 @@ def attach(
             "this model shares its config object with a model that has a method attached; build each model from a "
             "config of its own (copy.deepcopy(config))"
         )
-    return attach_plan(model, make_plan(method, attn_implementation=backend, **options), backend)
+    return attach_plan(model, make_plan(method, attn_implementation=backend, **options), backend, fuse)
 
 
-def attach_plan(model: PreTrainedModel, plan: Plan, backend: str) -> Attachment:
+def attach_plan(model: PreTrainedModel, plan: Plan, backend: str, fuse: bool = True) -> Attachment:
     """Attaches a plan that is resolved already; see `attach`."""
     check_combination(
         plan.method,
@@ -314,7 +340,7 @@ def attach_plan(model: PreTrainedModel, plan: Plan, backend: str) -> Attachment:
         granularity=plan.granularity,
         gqa_score_agg=plan.gqa_score_agg,
     )
-    attachment = Attachment(model, plan, backend)
+    attachment = Attachment(model, plan, backend, fuse)
     model.__dict__[_ATTACHMENT] = attachment
     _attached.add(model)
     return attachment
@@ -355,7 +381,7 @@ def replace_model(method: str, families: list[str] | tuple[str, ...] | None = No
 
     Takes the options of `attach`, which are checked at once.
     """
-    make_plan(method, **{k: v for k, v in options.items() if k != "attn_implementation"})
+    make_plan(method, **{k: v for k, v in options.items() if k not in ("attn_implementation", "fuse")})
     for cls in [_causal_lm(family) for family in families or FAMILIES]:
         stock = _wrapped_inits.setdefault(cls, cls.__init__)
 

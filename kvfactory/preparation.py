@@ -112,6 +112,7 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
         settings.attn_implementation,
         settings.decode,
         settings.device_map,
+        settings.fuse,
     )
     encoder = suite.encoder(checkpoint)
     parts = {dataset.name: _part(suite, encoder, dataset) for dataset in suite.datasets(checkpoint, encoder)}

@@ -39,7 +39,7 @@ def _others(plan: Plan, suite: Suite, computation: Computation, usual: Computati
     preset = {name: cell_value(plan, name) for name in as_dict(plan.settings)}
     found = {name: value for name, value in as_dict(plan.settings).items() if value != preset[name]}
     found |= setting_files(plan)  # a file counts by its content, wherever it lies
-    for name in ("dtype", "attn_implementation", "decode"):
+    for name in ("dtype", "attn_implementation", "decode", "fuse"):
         if getattr(computation, name) != getattr(usual, name):
             found[name] = getattr(computation, name)
     given = settings.given()

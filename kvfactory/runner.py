@@ -73,7 +73,7 @@ def execute(job: Job, stop: StopSignal) -> int:
         model = _ready_model(job)
         if stop.requested:
             return STOPPED
-        attachment = attach_plan(model, pending[0].plan, job.computation.attn_implementation)
+        attachment = attach_plan(model, pending[0].plan, job.computation.attn_implementation, job.computation.fuse)
         try:
             for planned in pending:
                 attachment.clusters(planned.plan)  # what does not fit the model is refused before a row is written
@@ -130,7 +130,7 @@ def _ready_model(job: Job) -> PreTrainedModel:
         seed(job.settings.seed)
     model = load_model(job.checkpoint, job.computation)
     if job.computation.device == "cuda":  # first calls compile and allocate; no example should pay for that
-        attach(model, "fullkv", attn_implementation=job.computation.attn_implementation)
+        attach(model, "fullkv", attn_implementation=job.computation.attn_implementation, fuse=job.computation.fuse)
         try:
             generate(model, torch.ones(WARM_UP_TOKENS, dtype=torch.long), 2, eos_token_id=[])
         finally:

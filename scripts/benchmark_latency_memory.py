@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kvfactory.example import peak_bytes, reset_peak  # noqa: E402
+from kvfactory.example import peaks_by_device, reset_peak  # noqa: E402
 from kvfactory.generation import DECODE_PATHS, generate  # noqa: E402
 from kvfactory.loading import load_model, open_checkpoint, resolve_computation  # noqa: E402
 from kvfactory.monkeypatch import attach_plan, detach  # noqa: E402
@@ -63,7 +63,7 @@ def measure(model: torch.nn.Module, prompts: list[torch.Tensor], args: argparse.
         "prefill_s": prefill / len(prompts),
         "step_ms": (seconds - prefill) / (args.max_new_tokens - 1) * 1e3,
         "tokens_per_s": len(prompts) * args.max_new_tokens / seconds,
-        "peak": peak_bytes(model),
+        "peak": sum(peaks_by_device(model).values()) or None,
         "stored": sum(row.prompt_bytes.used + row.prompt_bytes.aux for row in out.rows),
         "full": sum(cache.full_bytes(cache.prompt_len) for cache in caches),
     }

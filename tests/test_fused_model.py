@@ -343,3 +343,30 @@ def test_fusing_twice_and_unknown_kinds_are_refused():
         fuse(model)
     fused.remove()
     fuse(model).remove()
+
+
+def test_only_kvfactorys_own_decoding_runs_fused(monkeypatch):
+    """An attached model computes stock forwards outside `generate`, and is stock again after `detach`."""
+    calls = []
+
+    class Counted:
+        def switch(self, active):
+            calls.append(active)
+
+        def remove(self):
+            calls.append("removed")
+
+    model = tiny_model("llama")
+    monkeypatch.setattr("kvfactory.fused_model.obstacle", lambda *_: None)
+    monkeypatch.setattr("kvfactory.fused_model.fuse", lambda model: Counted())
+    attach(model, "snapkv", max_capacity_prompt=32)
+    model(random_prompt(40, seed=1)[None])
+    assert calls == []
+    generate(model, random_prompt(40, seed=1), 3, eos_token_id=[])
+    assert calls == [True, False]
+    detach(model)
+    assert calls == [True, False, "removed"]
+    attach(model, "snapkv", max_capacity_prompt=32, fuse=False)
+    generate(model, random_prompt(40, seed=1), 3, eos_token_id=[])
+    assert len(calls) == 3
+    detach(model)

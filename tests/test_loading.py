@@ -209,6 +209,7 @@ def test_cuda_asked_for_and_absent(folder, monkeypatch):
 
 def test_auto_dtype_is_the_checkpoints_on_cuda(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("KVFACTORY_KERNELS", "torch")  # no GPU to ask for its name
     edit_config(folder, dtype="bfloat16", torch_dtype="bfloat16")
     checkpoint = open_checkpoint(str(folder))
     assert checkpoint_dtype(checkpoint) == torch.bfloat16

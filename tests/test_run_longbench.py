@@ -160,7 +160,8 @@ def test_eval_recomputes_the_table(cli, argv, tmp_path, capsys):
         ({"seed": 2**32}, "--seed 4294967296 is not"),
         ({"max_input_length": 2045}, "--max_input_length 2045 leaves no room for the 4 new tokens of hotpotqa"),
         ({"num_shards": 2, "shard_id": 5}, "--shard_id 5"),
-        ({"decode": "graph"}, "invalid choice: 'graph'"),
+        ({"decode": "fast"}, "invalid choice: 'fast'"),
+        ({"decode": "graph"}, "--decode graph replays CUDA graphs and needs --device cuda"),
         ({"no_such_flag": 1}, "unknown argument --no_such_flag"),
     ],
 )
