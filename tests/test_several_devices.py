@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from kvfactory.graph_support import graph_obstacle
 from kvfactory.loop_engine import forward
 from kvfactory.methods import METHODS
 from kvfactory.model_parts import input_device
-from kvfactory.monkeypatch import attach_plan, get_attachment
+from kvfactory.monkeypatch import attach_plan, get_attachment, replace_llama, restore
 from kvfactory.plan import Plan, make_plan
 from kvfactory.runner import merge
 
@@ -123,14 +124,30 @@ def test_the_embeddings_hook_says_where_ids_enter():
     assert input_device(model) == torch.device("cuda", 2)
 
 
+def test_frequencies_are_those_of_the_loaded_model(tmp_path):
+    """`replace_llama` attaches while the model has no weights yet, so nothing may be kept from then."""
+    folder = save_checkpoint(tmp_path / "tiny")
+    options = {"max_capacity_prompt": 24, "reindex_positions": True}
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    attach(model, "streamingllm", **options)
+    want = generate(model, PROMPTS[0], 6, eos_token_id=[]).sequences
+    replace_llama("streamingllm", **options)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        assert torch.equal(generate(model, PROMPTS[0], 6, eos_token_id=[]).sequences, want)
+    finally:
+        restore()
+
+
 # --- two devices of fake tensors -------------------------------------------------------------------------------------
 
 DEVICES = ("lazy:0", "lazy:1")  # a type of which torch knows nothing, so that neither is taken for the host
 
 
 @pytest.fixture
-def two_devices():
+def two_devices(monkeypatch):
     """A model of four layers, two on each device, within the fake mode that must be on."""
+    monkeypatch.setattr(torch, "autocast", lambda **_: nullcontext())  # knows no such device; older models ask for it
     with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # accelerate looks at addresses, which are not real here
         config = tiny_config("llama", num_hidden_layers=4)
