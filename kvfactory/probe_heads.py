@@ -194,7 +194,7 @@ def run(options: argparse.Namespace) -> int:
         {t.name: t for t in make_trials(TrialMaker(checkpoint.tokenizer, haystack), asked, lengths, depths)}.values()
     )
     _check_window(trials, window)
-    check_attachable(checkpoint, [probe_plan()], computation.attn_implementation)
+    check_attachable(checkpoint, [probe_plan()], computation)
     facts = checkpoint.facts()
     identity: dict[str, Any] = {
         "model": _model_name(checkpoint),
