@@ -19,7 +19,7 @@ from tiny_checkpoint import save_checkpoint, write_dataset
 import run_longbench
 import run_needle_in_haystack
 import run_ruler
-from kvfactory import launcher
+from kvfactory import launcher, runner
 from kvfactory.launcher import LocalShard, ray_places, run_shards, shard_command
 from kvfactory.reports.stop import StopSignal
 
@@ -81,7 +81,12 @@ def refused(capsys, arguments, main=run_longbench.main):
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 
-def test_two_processes_equal_one_call(argv, tmp_path, capsys):
+def inline(commands, places, start, stop):
+    """Shards one after the other in this process, which spares it the imports of theirs."""
+    return [run_longbench.main(command[2:]) for command in commands]
+
+
+def test_two_processes_equal_one_call(argv, tmp_path, capsys, monkeypatch):
     assert run_longbench.main(typed(argv | {"save_dir": tmp_path / "one"})) == 0
     table = capsys.readouterr().out
     assert run_longbench.main(shards(argv)) == 0
@@ -100,6 +105,7 @@ def test_two_processes_equal_one_call(argv, tmp_path, capsys):
     assert [segment["hardware"]["cpu_threads"] for segment in records[0]["segments"]] == [1, 1]
 
     # Again, with a method more: what is there is left alone, and no shard does it again.
+    monkeypatch.setattr(launcher, "run_shards", inline)
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.json")}
     assert run_longbench.main(shards(argv)) == 0
     assert run_longbench.main(shards(argv | {"method": "snapkv,l2norm"})) == 0
@@ -112,6 +118,37 @@ def test_two_processes_equal_one_call(argv, tmp_path, capsys):
     [record] = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*/meta/SnapKV*.json")]
     assert len(record["replaced"]) == 1 and record["counts"]["hotpotqa"]["done"] == 3
     assert rows(tmp_path / "out") | rows(tmp_path / "one") == rows(tmp_path / "out")
+
+
+def test_failed_examples_are_joined_and_told(argv, tmp_path, capsys, monkeypatch):
+    argv |= {"method": "snapkv"}
+    example_row = runner.example_row
+
+    def failing(job, part, example, output, **more):
+        if example.record["_id"] == "hotpotqa-1":
+            raise ValueError("broken")
+        return example_row(job, part, example, output, **more)
+
+    monkeypatch.setattr(launcher, "run_shards", inline)
+    monkeypatch.setattr(runner, "example_row", failing)
+    assert run_longbench.main(shards(argv)) == 1
+    [found] = rows(tmp_path / "out").values()
+    assert [row.get("error") for row in found] == [None, "ValueError: broken", None]
+    assert "| SnapKV" in capsys.readouterr().out
+    monkeypatch.setattr(runner, "example_row", example_row)
+    assert "holds 3 of 3 results already, 1 of them failed: go on without --launcher" in refused(capsys, shards(argv))
+    assert run_longbench.main(typed(argv)) == 0
+    [found] = rows(tmp_path / "out").values()
+    assert not any("error" in row for row in found)
+
+
+def test_a_shard_that_gave_up_is_named(argv, capsys, monkeypatch):
+    monkeypatch.setattr(launcher, "run_shards", lambda commands, *_: inline(commands[:1], *_) + [1])
+    assert run_longbench.main(shards(argv | {"method": "snapkv"})) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        error.startswith("run_longbench.py: shard 1 of 2 on hotpotqa is missing") and "the same command again" in error
+    )
 
 
 KILLED_AFTER_ONE_ROW = """
