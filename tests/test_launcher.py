@@ -142,6 +142,17 @@ def test_failed_examples_are_joined_and_told(argv, tmp_path, capsys, monkeypatch
     assert not any("error" in row for row in found)
 
 
+def test_shards_that_a_stop_met_before_they_began_are_no_failure(argv, tmp_path, capsys, monkeypatch):
+    def stopped(commands, places, start, stop):
+        stop.requested = True
+        return [-signal.SIGTERM, None]  # the one was still importing, the other waited for its turn
+
+    monkeypatch.setattr(launcher, "run_shards", stopped)
+    assert run_longbench.main(shards(argv)) == 75
+    out, error = capsys.readouterr()
+    assert out == "" and "SIGTERM" not in error
+
+
 def test_a_shard_that_gave_up_is_named(argv, capsys, monkeypatch):
     monkeypatch.setattr(launcher, "run_shards", lambda commands, *_: inline(commands[:1], *_) + [1])
     assert run_longbench.main(shards(argv | {"method": "snapkv"})) == 1
@@ -310,6 +321,13 @@ while count < int(sys.argv[1]):
     time.sleep(0.02)
 sys.exit(75)
 """
+
+
+def test_a_terminals_interrupt_reaches_a_shard_through_us_alone(capsys):
+    code = "import os, sys; print(os.getsid(0) == os.getpid() == os.getpgid(0), file=sys.stderr)"
+    with StopSignal() as stop:
+        assert run_shards([python(code)], [{}], LocalShard, stop) == [0]
+    assert capsys.readouterr().err == "[shard 0 of 1] True\n"
 
 
 @pytest.mark.parametrize("signals", [1, 2])
