@@ -4,7 +4,7 @@ python -m benchmarks.bench_two_gpus --output out/two_gpus.jsonl
 
 Two shards on two GPUs against one call on one, over a folder of LongBench (a second shell line compares the files):
 
-RUN="python run_longbench.py --method snapkv --model_path smollm2 --data_dir data/LongBench --max_num_examples 40 \
+RUN="python run_longbench.py --method snapkv --model_path smollm2 --data_dir data/LongBench --max_num_examples 100 \
     --max_capacity_prompts 256 --kv_cache_granularity kv_head"
 time CUDA_VISIBLE_DEVICES=0 $RUN --save_dir out/one
 time $RUN --launcher local --num_shards 2 --save_dir out/two
