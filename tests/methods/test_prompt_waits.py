@@ -11,15 +11,15 @@ from kvfactory.methods.base import LayerShape, PromptContext, RaggedKept
 from kvfactory.ops.select import gather_ragged, gather_tokens
 from kvfactory.plan import make_plan
 
-WAITS = {"snapkv": 0, "pyramidkv": 0, "headkv": 0, "streamingllm": 0, "l2norm": 0, "h2o": 0, "adakv": 1}
+METHODS = ("adakv", "h2o", "headkv", "l2norm", "pyramidkv", "snapkv", "streamingllm")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.parametrize("granularity", ["kv_head", "query_head"])
-@pytest.mark.parametrize("method", sorted(WAITS))
-def test_waits_of_a_layer(method, granularity, kernels, monkeypatch):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_layer_never_waits(method, granularity, kernels, monkeypatch):
     """The second pass is counted: compilation and first allocations may wait."""
     monkeypatch.setenv("KVFACTORY_KERNELS", kernels)
     options = {"head_path": "uniform"} if method == "headkv" else {}
@@ -42,5 +42,5 @@ def test_waits_of_a_layer(method, granularity, kernels, monkeypatch):
             one_pass()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits = [str(w.message) for w in caught if "synchroniz" in str(w.message)]
-    assert len(waits) == WAITS[method], waits
+    # Not the notice, once per process, that this mode is a prototype.
+    assert [str(w.message) for w in caught if "called a synchronizing" in str(w.message)] == []
