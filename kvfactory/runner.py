@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 import time
@@ -180,7 +181,7 @@ class Sweep:
         self.active = active
         self.attachment = attachment
         self.stop = stop
-        self._by_plan = {id(run.planned.plan): run for run in active}
+        self._sharing = _runs_by_plan(active)
         self._halted = False
         ways = {run.planned.decode for run in active}
         self._decode = "graph" if "graph" in ways else ways.pop()
@@ -211,9 +212,8 @@ class Sweep:
             progress = Progress(f"{label} {part.name}", len(part.share) * len(self.active), before)
         try:
             size = self.job.settings.eval_batch_size
-            batch = (
-                size * len(self.active) if size > 1 else 1
-            )  # alone, rows are timed and equal separate calls bit by bit
+            # Alone, rows are timed and equal separate calls bit by bit.
+            batch = size * len(self._sharing) if size > 1 else 1
             rows = generate_rows(
                 self.attachment.model,
                 self._requests(part, progress),
@@ -222,9 +222,10 @@ class Sweep:
                 keep_caches=False,
             )
             for request, output, plan in rows:
-                run = self._by_plan[id(plan)]
-                self._write(run, part, request.tag, output, progress)
-                self._verify(run, request, output)
+                for run in self._sharing[id(plan)]:
+                    if request.tag.record["_id"] not in run.files.results[part.name].done:
+                        self._write(run, part, request.tag, output, progress)
+                self._verify(self._sharing[id(plan)][0], request, output)
         finally:
             if progress is not None:
                 progress.close()
@@ -246,7 +247,8 @@ class Sweep:
                 for run in missing:
                     run.note(f"{part.name}: {sentence}")
             reset_peak(self.attachment.model)
-            yield example.request(self.job, part, [run.planned.plan for run in missing])
+            leaders = [runs[0].planned.plan for runs in self._sharing.values() if any(run in missing for run in runs)]
+            yield example.request(self.job, part, leaders)
 
     def _verify(self, run: ActiveRun, request: Request, output: RowOutput | Exception) -> None:
         """--verify_decode: the first example of a graph run once more in the loop."""
@@ -285,6 +287,20 @@ class Sweep:
             progress.step(row.get("score"))
         if "error" not in row:
             _note_large_cache(run.planned, row, run.note)
+
+
+def _runs_by_plan(active: list[ActiveRun]) -> dict[int, list[ActiveRun]]:
+    """id of a plan that decodes -> the runs that get its rows, its own first.
+
+    Runs whose budget has no effect on the method differ in nothing: FullKV is decoded once for all budgets.
+    """
+    found: dict[int, list[ActiveRun]] = {}
+    leaders: dict[str, int] = {}
+    for run in active:
+        plan = run.planned.plan
+        alike = repr(dataclasses.replace(plan, budget=None)) if not plan.uses_budget else id(plan)
+        found.setdefault(leaders.setdefault(str(alike), id(plan)), []).append(run)
+    return found
 
 
 def _counts(run: ActiveRun, name: str, seconds: float) -> dict[str, int | float]:

@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 from kvfactory import attach, cli, generate
 from kvfactory.data.own_prompts import OWN_PROMPTS
 from kvfactory.example import Example
+from kvfactory.generation import generate_rows
 from kvfactory.methods import METHODS
 from kvfactory.preparation import prepare
 from kvfactory.reports.records import read_lines
@@ -116,8 +117,6 @@ def test_what_a_row_says_about_its_cache(run):
 
 
 def test_a_method_that_evicts_while_decoding_stays_at_its_budget(run):
-    if "decode_evict" not in cli.method_settings():
-        pytest.skip("no method evicts while decoding")
     run("--method", "h2o", "--max_capacity_prompts", 32, "--decode_evict", "on")
     row = run.rows()[0]
     assert row["tokens_attended"] == row["kept_tokens"]["mean"] == 32
@@ -166,6 +165,29 @@ def test_several_methods_and_budgets_equal_separate_calls(model, data, tmp_path)
                 assert comparable(alone.rows(dataset)) == comparable(together.rows(dataset, number))
             ours, theirs = alone.record(), together.record(number)
             assert (ours["settings"], ours["datasets"]) == (theirs["settings"], theirs["datasets"])
+
+
+def test_what_no_budget_changes_is_decoded_once(run, monkeypatch):
+    """FullKV under three budgets is one row per prompt, written to three files; SnapKV is three."""
+    asked = []
+
+    def counted(model, requests, **options):
+        def watched():
+            for request in requests:
+                asked.append([plan.method for plan in request.plans])
+                yield request
+
+        return generate_rows(model, watched(), **options)
+
+    monkeypatch.setattr("kvfactory.runner.generate_rows", counted)
+    assert run("--method", "fullkv,snapkv", "--max_capacity_prompts", "32,48,64", "--datasets", "hotpotqa") == 0
+    assert asked == [["FullKV", "SnapKV", "SnapKV", "SnapKV"]] * 3
+    full = [run.rows(number=i) for i, planned in enumerate(run.last.runs) if planned.plan.method == "FullKV"]
+    assert len(full) == 3 and comparable(full[0]) == comparable(full[1]) == comparable(full[2])
+    run.paths(2).results("hotpotqa").unlink()  # FullKV's file under the second budget
+    asked.clear()
+    assert run("--method", "fullkv,snapkv", "--max_capacity_prompts", "32,48,64", "--datasets", "hotpotqa") == 0
+    assert asked == [["FullKV"]] * 3 and comparable(run.rows(number=2)) == comparable(full[0])
 
 
 def test_the_hf_path_gives_the_same_tokens_in_a_file_of_its_own(run):
