@@ -26,7 +26,8 @@ demo_run = $(RUN) run_longbench.py --model_path smollm2 --data_dir data/sample -
 	--max_capacity_prompts $(DEMO_BUDGET) --kv_cache_granularity kv_head --overwrite $(DEMO_ARGS)
 
 # The part of the suite that depends on transformers.
-OLDEST_TESTS ?= tests/contract tests/cache tests/methods tests/test_assets.py tests/test_golden_e2e.py
+OLDEST_TESTS ?= tests/contract tests/cache tests/methods tests/backends tests/test_assets.py tests/test_golden_e2e.py \
+	tests/test_decoder.py tests/test_graph_engine.py tests/test_fused_model.py tests/test_several_devices.py
 # One thread a worker: two workers with two threads each only get into each other's way on two cores.
 pytest = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(1) -m pytest -n $(PYTEST_WORKERS) \
 	-m "not slow and not gpu" $(TEST_ARGS) $(2)

@@ -1,7 +1,9 @@
-"""What is read off a model of transformers: its attention modules, rotary frequencies and kinds of layers."""
+"""What is read off a model of transformers, and its `generate` as an attached model must have it."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,3 +55,20 @@ def rotary_frequencies(model: PreTrainedModel) -> torch.Tensor | None:
 def is_full_attention(native: list[Any], layer: int) -> bool:
     """Whether transformers would keep this layer in a plain growing cache."""
     return layer >= len(native) or type(native[layer]) is DynamicLayer
+
+
+def refusing_chunks(model: PreTrainedModel) -> Callable[..., Any]:
+    """The model's `generate`, which refuses to split a prompt: a chunk looks like a whole prompt to the cache."""
+    stock = model.generate
+
+    @functools.wraps(stock)
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        config = kwargs.get("generation_config") or model.generation_config
+        if kwargs.get("prefill_chunk_size", getattr(config, "prefill_chunk_size", None)) is not None:
+            raise ValueError(
+                "prefill_chunk_size splits the prompt, and its first chunk would be compressed as if it were all; "
+                "leave it out while a method is attached"
+            )
+        return stock(*args, **kwargs)
+
+    return generate

@@ -25,7 +25,7 @@ from kvfactory.backends import Backend, get_backend
 from kvfactory.cache.kv_cache import AttachedCache, AttendedLayer, KVCache
 from kvfactory.capability import FAMILIES, check_combination, check_sliding
 from kvfactory.methods.base import KVCluster, LayerShape, PromptContext
-from kvfactory.model_parts import attention_modules, is_full_attention, rotary_frequencies
+from kvfactory.model_parts import attention_modules, is_full_attention, refusing_chunks, rotary_frequencies
 from kvfactory.plan import Plan, make_plan
 
 ATTENTION_NAME = "kvfactory"
@@ -154,7 +154,7 @@ class Attachment:
         for slot in self.all_slots:
             slot.module.kv_slot = slot
         self._hook = model.register_forward_pre_hook(self._take_over_cache, with_kwargs=True)
-        model.__dict__["generate"] = _refusing_chunks(model)
+        model.__dict__["generate"] = refusing_chunks(model)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -276,23 +276,6 @@ class Attachment:
         for slot in self.all_slots:
             del slot.module.kv_slot
         self.model.set_attn_implementation(self._stock_attention)
-
-
-def _refusing_chunks(model: PreTrainedModel) -> Callable[..., Any]:
-    """The model's `generate`, which refuses to split a prompt: a chunk looks like a whole prompt to the cache."""
-    stock = model.generate
-
-    @functools.wraps(stock)
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        config = kwargs.get("generation_config") or model.generation_config
-        if kwargs.get("prefill_chunk_size", getattr(config, "prefill_chunk_size", None)) is not None:
-            raise ValueError(
-                "prefill_chunk_size splits the prompt, and its first chunk would be compressed as if it were all; "
-                "leave it out while a method is attached"
-            )
-        return stock(*args, **kwargs)
-
-    return generate
 
 
 def get_attachment(model: nn.Module) -> Attachment | None:
