@@ -16,6 +16,7 @@ from kvfactory.cli import settings_of, unread_settings
 from kvfactory.data.encode import EncodedPrompt, PromptEncoder
 from kvfactory.data.longbench import shard
 from kvfactory.data.templates import parse_thinking
+from kvfactory.kernels.dispatch import why_torch
 from kvfactory.loading import Checkpoint, Computation, check_attachable, open_checkpoint, resolve_computation
 from kvfactory.methods import METHODS
 from kvfactory.methods.snapkv import WindowSettings
@@ -131,9 +132,7 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
         paths = RunPaths(settings.save_dir, checkpoint.name, plan.budget.tag, label, settings.shard)
         recorded = record_settings(plan, suite, computed, encoder) | identity
         facts = {name: _facts(plan, settings, encoder, part) for name, part in parts.items()}
-        notes = _notes(plan, suite, facts, unread.get(plan.method, []))
-        if obstacle is not None:
-            notes += (f"{plan.method} decodes in the loop instead of a graph: {obstacle}",)
+        notes = _notes(plan, suite, facts, unread.get(plan.method, [])) + _computation_notes(plan, computed, obstacle)
         runs.append(PlannedRun(plan, computed.decode, paths, recorded, facts, notes))
     _check_distinct(runs)
     return Job(settings, suite, checkpoint, computation, encoder, parts, runs)
@@ -238,6 +237,16 @@ def _notes(
             )
     notes += suite.notes()
     return tuple(notes)
+
+
+def _computation_notes(plan: Plan, computed: Computation, obstacle: str | None) -> tuple[str, ...]:
+    """What runs more slowly than it could, and why."""
+    why = why_torch(computed.device) if computed.device == "cuda" else None
+    if why is not None:
+        return (f"plain torch runs instead of the Triton kernels, and the loop instead of a graph: {why}",)
+    if obstacle is not None:
+        return (f"{plan.method} decodes in the loop instead of a graph: {obstacle}",)
+    return ()
 
 
 def _check_distinct(runs: list[PlannedRun]) -> None:

@@ -13,8 +13,10 @@ from kvfactory import attach, cli, generate
 from kvfactory.data.own_prompts import OWN_PROMPTS
 from kvfactory.example import Example
 from kvfactory.generation import generate_rows
+from kvfactory.loading import Computation
 from kvfactory.methods import METHODS
-from kvfactory.preparation import prepare
+from kvfactory.plan import make_plan
+from kvfactory.preparation import _computation_notes, prepare
 from kvfactory.reports.records import read_lines
 from kvfactory.reports.stop import STOPPED, StopSignal
 from kvfactory.runner import execute, merge
@@ -539,3 +541,16 @@ def test_randomised_methods_do_not_depend_on_order_or_shard(run, model, data, tm
     part = Runner(model, data, tmp_path / "part")
     part("--method", "random", "--max_capacity_prompts", 32, *shard)
     assert [(row["_id"], row["pred"]) for row in part.rows()] == [("hotpotqa-2", rows["hotpotqa-2"])]
+
+
+def test_what_runs_more_slowly_than_it_could_is_told(monkeypatch):
+    plan = make_plan("oracle")
+    on_gpu = Computation("cuda", "bfloat16", "sdpa", "loop")
+    monkeypatch.setattr("kvfactory.preparation.why_torch", lambda device: None)
+    assert _computation_notes(plan, on_gpu, None) == ()
+    [note] = _computation_notes(plan, on_gpu, "Oracle chooses at every step what it reads")
+    assert note == "Oracle decodes in the loop instead of a graph: Oracle chooses at every step what it reads"
+    monkeypatch.setattr("kvfactory.preparation.why_torch", lambda device: "they have not been measured here")
+    [note] = _computation_notes(plan, on_gpu, "they have not been measured here")
+    assert note.startswith("plain torch runs instead of the Triton kernels") and note.endswith("not been measured here")
+    assert _computation_notes(plan, Computation("cpu", "float32", "sdpa", "loop"), None) == ()
