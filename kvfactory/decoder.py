@@ -34,6 +34,7 @@ class Decoder:
     """Keeps up to `batch_size` rows in flight: finished rows leave, prompts come in, one forward moves all rows on.
 
     A prompt that several methods compress leaves a row for each; with `batch_size` 1 they decode one after the other.
+    A decoder runs once.
     """
 
     def __init__(self, model: PreTrainedModel, batch_size: int = 1, graph: bool = False, keep_caches: bool = True):
@@ -49,13 +50,20 @@ class Decoder:
         self.batch_size = batch_size
         self.counters = Counters()
         self._loop = LoopEngine(model, self.counters)
-        self._graph: GraphEngine | None = None
+        self._graph = self._take_engine(keep_caches) if graph else None
         self._obstacles: dict[int, str | None] = {}
-        if graph:
-            if batch_size not in attachment.graph_engines:
-                attachment.graph_engines[batch_size] = GraphEngine(model, batch_size)
-            self._graph = attachment.graph_engines[batch_size]
-            self._graph.start(self.counters, keep_caches)
+
+    def _take_engine(self, keep_caches: bool) -> GraphEngine:
+        """The engine that the last decoder has left, if it had as many places.
+
+        It is this decoder's alone until a run ends well: one that was abandoned, or failed, leaves nothing behind.
+        """
+        engine = self.attachment.graph_engines.pop(self.batch_size, None)
+        self.attachment.graph_engines.clear()  # pools of other sizes would hold their memory for nothing
+        if engine is None:
+            engine = GraphEngine(self.model, self.batch_size)
+        engine.start(self.counters, keep_caches)
+        return engine
 
     @property
     def _engines(self) -> list[LoopEngine | GraphEngine]:
@@ -66,15 +74,27 @@ class Decoder:
         return sum(len(engine.live) for engine in self._engines)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Finished]:
-        """Rows as they finish, in no fixed order; an exception stands for a row whose prompt failed."""
+        """Rows as they finish, in no fixed order; an exception stands for a row that failed.
+
+        Raises:
+            ValueError: the method was detached while rows were being generated.
+        """
         with self.attachment.fused():
             yield from self._run(requests)
+        if self._graph is not None and self._is_attached:
+            self.attachment.graph_engines = {self.batch_size: self._graph}
+
+    @property
+    def _is_attached(self) -> bool:
+        return get_attachment(self.model) is self.attachment
 
     def _run(self, requests: Iterable[Request]) -> Iterator[Finished]:
         waiting = iter(requests)
         ready: deque[LiveRow] = deque()  # prefilled rows that have no place yet
         more = True
         while more or ready or self._in_flight:
+            if not self._is_attached:
+                raise ValueError(f"{self.attachment.plan.method} was detached while rows were being generated with it")
             looped: list[LiveRow] = []
             while self._in_flight + len(looped) < self.batch_size and (ready or more):
                 if ready:
@@ -94,22 +114,24 @@ class Decoder:
                     else:
                         yield row
             yield from self._enter(looped)
-            for engine in self._engines:
-                if engine.live:
-                    yield from engine.step()
+            if self._graph is not None and self._graph.live:
+                # Nothing enters behind a step under way, as where a looped row finishes and another comes in its place.
+                full = self._in_flight == self.batch_size or not (more or ready)
+                yield from self._graph.step(ahead=full and not self._loop.live)
+            if self._loop.live:
+                yield from self._loop.step()
 
     def _enter(self, entering: list[LiveRow]) -> Iterator[Finished]:
-        """Puts rows in flight -> rows that are lost because there is no memory for a pool that holds them."""
-        replayed = [row for row in entering if self._replays(row.output.plan)]
-        self._loop.enter([row for row in entering if not self._replays(row.output.plan)])
-        if not replayed:
-            return
-        concerned = [*self._graph.live.values(), *replayed]
-        try:
-            self._graph.enter(replayed)
-        except Exception as error:  # handed to the caller, who knows what it costs
-            lost = [row for row in concerned if row not in self._graph.live.values()]
-            yield from ((row.request, error, row.output.plan) for row in lost)
+        """Puts rows in flight -> rows that are lost because there is no memory to hold them together."""
+        for engine in self._engines:
+            rows = [row for row in entering if self._replays(row.output.plan) == (engine is self._graph)]
+            if not rows:
+                continue
+            concerned = [*engine.live, *rows]
+            try:
+                engine.enter(rows)
+            except Exception as error:  # handed to the caller, who knows what it costs
+                yield from (row.result(error) for row in concerned)
 
     def _replays(self, plan: Plan) -> bool:
         if self._graph is None:
@@ -171,7 +193,7 @@ class Decoder:
     def _without_row(self, request: Request, result: RowOutput | Exception, plan: Plan, cache: KVCache) -> Finished:
         """What a prompt comes to that leaves no row to decode."""
         if self._graph is not None:
-            self._graph.give_up(cache)
+            self._graph.give_up(cache, keep=self._graph.keep_caches and not isinstance(result, Exception))
         return request, result, plan
 
     def _share_passes(self, plans: list[Plan]) -> list[list[Plan]]:

@@ -29,7 +29,7 @@ def choose(logits: torch.Tensor, rows: list[LiveRow]) -> list[int]:
     """Greedy tokens of logits (R, V), which are changed; a row that cannot stop yet takes its best other token."""
     for i, row in enumerate(rows):
         if row.cannot_stop:
-            logits[i, row.request.stops] = -torch.inf
+            logits[i, row.stops_below(logits.shape[1])] = -torch.inf
     if len(rows) > 1:
         best = logits.topk(2, dim=-1).values
         for row, gap in zip(rows, (best[:, 0] - best[:, 1]).tolist(), strict=True):
@@ -51,8 +51,19 @@ class LoopEngine:
         self._batch: BatchCache | None = None
 
     def enter(self, entering: list[LiveRow]) -> None:
-        """Takes rows in that have their first token."""
-        self._regroup(list(range(len(self.live))), entering)
+        """Takes rows in that have their first token.
+
+        Raises:
+            Exception: no memory for a batch of all; they are lost then, those in flight too.
+        """
+        try:
+            self._regroup(list(range(len(self.live))), entering)
+        except Exception:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        self.live, self._batch = [], None
 
     def _regroup(self, staying: list[int], entering: list[LiveRow]) -> None:
         if not entering and len(staying) == len(self.live):
@@ -63,14 +74,14 @@ class LoopEngine:
             self._batch = BatchCache(get_attachment(self.model))
             staying, entering = [], rows
         if self._batch is not None:
-            slack = max((row.request.max_new - len(row.output.tokens) for row in rows), default=0)
+            slack = max((row.room for row in rows), default=0)
             self._batch.regroup(staying, [row.output.cache for row in entering], slack)
         self.live = rows
         if not rows:
             self._batch = None
 
     def step(self) -> Iterator[Finished]:
-        """One token for every row in flight -> those that finished, or all with the error of a failed forward."""
+        """One token for every row in flight -> those that finished, or all with the error of a failed step."""
         rows, device = self.live, input_device(self.model)
         tokens = torch.tensor([[row.output.tokens[-1]] for row in rows], device=device)
         positions = torch.tensor([[row.position] for row in rows], device=device)
@@ -78,14 +89,13 @@ class LoopEngine:
         start = time.perf_counter()
         try:
             chosen = choose(forward(self.model, tokens, cache, positions), rows)  # tolist() waits for the device
+            self.counters.count_step(len(rows))
+            seconds = time.perf_counter() - start
+            finished = [i for i, row in enumerate(rows) if row.advance(chosen[i], len(rows), seconds)]
+            if finished:
+                self._regroup([i for i in range(len(rows)) if i not in finished], [])
         except Exception as error:
-            self.live, self._batch = [], None
-            yield from ((row.request, error, row.output.plan) for row in rows)
+            self._drop()
+            yield from (row.result(error) for row in rows)
             return
-        self.counters.count_step(len(rows))
-        seconds = time.perf_counter() - start
-        finished = [i for i, row in enumerate(rows) if row.advance(chosen[i], len(rows), seconds)]
-        if finished:
-            self._regroup([i for i in range(len(rows)) if i not in finished], [])
-        for i in finished:
-            yield rows[i].request, rows[i].output, rows[i].output.plan
+        yield from (rows[i].result() for i in finished)

@@ -122,6 +122,10 @@ class LiveRow:
             self.output.rows_in_flight = self.shared / self.steps
         return finished
 
+    def result(self, error: Exception | None = None) -> Finished:
+        """What the row came to, as it is handed out: its output, or the error it is lost by."""
+        return self.request, self.output if error is None else error, self.output.plan
+
     @property
     def room(self) -> int:
         """Slots per stored head for the tokens to come; the last one is not fed back."""
@@ -130,3 +134,7 @@ class LiveRow:
     @property
     def cannot_stop(self) -> bool:
         return bool(self.request.stops) and len(self.output.tokens) < self.request.min_new
+
+    def stops_below(self, vocabulary: int) -> list[int]:
+        """Stops that the model can choose; a checkpoint may name others, -1 or ids beyond its logits."""
+        return [stop for stop in self.request.stops if 0 <= stop < vocabulary]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvfactory.cache.kv_cache import AttachedCache, AttendedLayer, KVCache, KVLayer
-from kvfactory.cache.ragged import RaggedStore, join_rows
+from kvfactory.cache.ragged import RaggedStore, copy_row, join_rows
 from kvfactory.methods.base import KVCluster
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class BatchLayer(AttendedLayer):
         self.rows: list[KVLayer] = []
         self.joined: RaggedStore | None = None
         self._joined_rows: list[int] = []
+        self._positions: dict[KVLayer, torch.Tensor | None] = {}  # of joined rows: a shared store has none
 
     def regroup(self, staying: list[int], entering: list[KVLayer], slack: int) -> None:
         """Keeps the rows at indices `staying`, hands the others their store back, and takes new rows in."""
@@ -40,7 +41,8 @@ class BatchLayer(AttendedLayer):
         members, rows = [], [self.rows[i] for i in staying]
         for i, row in enumerate(self.rows):
             if i in places and i not in staying:
-                row.store = self.joined.take_row(places[i])
+                row.store = copy_row(self.joined, places[i])
+                row.store.positions = self._positions.pop(row)
         for i in staying:
             if i in places:
                 members.append((self.joined, places[i]))
@@ -49,6 +51,7 @@ class BatchLayer(AttendedLayer):
             if can_join(row):
                 joined_rows.append(len(rows))
                 members.append((row.store, 0))
+                self._positions[row] = row.store.positions
             rows.append(row)
         self.joined = join_rows(members, slack) if members else None
         self.rows, self._joined_rows = rows, joined_rows

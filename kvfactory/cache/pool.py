@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvfactory.cache.kv_cache import AttachedCache, AttendedLayer, KVCache, KVLayer
-from kvfactory.cache.ragged import RaggedStore, join_rows
+from kvfactory.cache.ragged import RaggedStore, copy_row
 from kvfactory.cache.store import DenseStore, Store
 from kvfactory.kernels.dispatch import decode_kernels
 from kvfactory.ops.select import to_device
@@ -59,10 +59,9 @@ class Placed:
 
 def span_size(store: Store, room: int) -> int:
     """Slots that a store takes in a pool with `room` free slots behind every segment."""
-    if isinstance(store, DenseStore):
-        return len(store.prompt_slots) * max(store.capacity, store.length + room)
     if store.room >= room:
-        return store.buffers[0].shape[0]
+        return store.buffers[0].numel() // store.buffers[0].shape[-1]
+    assert isinstance(store, RaggedStore), "dense stores are made with room for all new tokens"
     lengths = store.segment_lengths(0)
     return sum(lengths) + room * len(lengths)
 
@@ -83,8 +82,7 @@ class DecodePool:
         self.keys = [like.new_zeros(size, D) for size in sizes]
         self.values = [like.new_zeros(size, D) for size in sizes]
         shape = (len(sizes), rows * stored_heads)
-        self.starts = torch.zeros(shape, dtype=torch.int64, device=like.device)
-        self.lengths = torch.zeros(shape, dtype=torch.int64, device=like.device)
+        self.starts, self.lengths = (torch.zeros(shape, dtype=torch.int64, device=like.device) for _ in range(2))
         self.alive = torch.zeros(rows, dtype=torch.int64, device=like.device)
         self._arenas = [Arena(size) for size in sizes]
         self._spans: dict[int, list[tuple[int, int]]] = {}
@@ -121,9 +119,8 @@ class DecodePool:
         for i, layer in enumerate(cache.kv_layers):
             placed.append(self._take_over(layer.store, i, row, room))
             layer.store = None
-        where = slice(row * self.stored_heads, (row + 1) * self.stored_heads)
-        self.starts[:, where] = self._spread([part.starts for part in placed])
-        self.lengths[:, where] = self._spread([part.lengths for part in placed])
+        self.starts[:, self._heads_of(row)] = self._spread([part.starts for part in placed])
+        self.lengths[:, self._heads_of(row)] = self._spread([part.lengths for part in placed])
         self._placed[row] = placed
 
     def _spread(self, parts: list[torch.Tensor]) -> torch.Tensor:
@@ -135,8 +132,8 @@ class DecodePool:
 
     def _take_over(self, store: Store, i: int, row: int, room: int) -> Placed:
         base = self._spans[row][i][0]
-        if isinstance(store, RaggedStore) and store.room < room:
-            store = join_rows([(store, 0)], room)
+        if store.room < room:
+            store = copy_row(store, slack=room)
         buffers = [x.view(-1, x.shape[-1]) for x in store.buffers]
         for target, x in zip(self.span(row, i), buffers, strict=True):
             if target.data_ptr() != x.data_ptr():
@@ -150,19 +147,24 @@ class DecodePool:
         starts, lengths = store.starts.known + base, store.lengths.known.clone()
         return Placed(starts, lengths, store.prompt_lengths.known, store.positions)
 
-    def release(self, row: int, cache: KVCache, appended: int, keep: bool) -> None:
-        """Gives a row's stores back to its cache, `appended` decoded tokens after it was placed, and frees its spans.
+    def release(self, row: int, cache: KVCache, seen: int, keep: bool) -> None:
+        """Gives a row's stores back to its cache, which has seen `seen` tokens by now, and frees its spans.
 
         Args:
             keep: copy them out; otherwise they are views, right until another row takes the spans.
         """
         for i, (layer, part) in enumerate(zip(cache.kv_layers, self._placed.pop(row), strict=True)):
             starts = part.starts - self._spans[row][i][0]
-            store = RaggedStore(*self.span(row, i), starts, part.lengths + appended, 0, part.prompt)
-            layer.store = join_rows([(store, 0)], 0) if keep else store
-            layer.store.positions = part.positions
-            layer.seen += appended
+            lengths = part.lengths + (seen - layer.seen)
+            store = RaggedStore(*self.span(row, i), starts, lengths, 0, part.prompt)
+            store.positions = part.positions
+            layer.store = copy_row(store) if keep else store
+            layer.seen = seen
+        self.lengths[:, self._heads_of(row)] = 0  # later steps read nothing for it
         self.free(row)
+
+    def _heads_of(self, row: int) -> slice:
+        return slice(row * self.stored_heads, (row + 1) * self.stored_heads)
 
 
 class PooledLayer(AttendedLayer):

@@ -177,10 +177,6 @@ class RaggedStore(Store):
         rebuilt = join_rows([(self, row) for row in range(self.rows)], max(t, SLACK_UNIT, 2 * grown))
         self.__dict__.update(rebuilt.__dict__)
 
-    def take_row(self, row: int) -> RaggedStore:
-        """The store of one row, copied out without slack; segments that share slots still do."""
-        return join_rows([(self, row)], 0)
-
     def view(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Padded copies (rows, Hs, longest, D), zeros behind each segment; for tests, not for decoding."""
         longest = int(self._lengths.host.max())
@@ -260,6 +256,13 @@ def as_ragged(store: Store) -> RaggedStore:
     starts = (torch.arange(B * Hs) * n).view(B, Hs)
     prompt = torch.tensor(store.prompt_slots).expand(B, Hs)
     return RaggedStore(k.reshape(-1, D), v.reshape(-1, v.shape[-1]), starts, lengths, 0, prompt)
+
+
+def copy_row(store: Store, row: int = 0, slack: int = 0) -> RaggedStore:
+    """The store of one row, copied out; segments that share slots still do."""
+    copied = join_rows([(store, row)], slack)
+    copied.positions = store.positions
+    return copied
 
 
 def join_rows(members: list[tuple[Store, int]], slack: int) -> RaggedStore:

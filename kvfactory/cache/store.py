@@ -105,6 +105,11 @@ class DenseStore(Store):
         """Slots per stored head."""
         return self._k.shape[2]
 
+    @property
+    def room(self) -> int:
+        """Tokens that every stored head can take without growing."""
+        return self.capacity - self.length
+
     def add_columns(self, columns: dict[str, torch.Tensor], history: dict[str, torch.Tensor]) -> None:
         """Gives every slot numbers of its own, (B, Hs, n) each, and the store other tensors to carry along."""
         for name, values in columns.items():

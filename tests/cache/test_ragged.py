@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvfactory.backends import get_backend
-from kvfactory.cache.ragged import RaggedStore, join_rows
+from kvfactory.cache.ragged import RaggedStore, copy_row, join_rows
 from kvfactory.cache.store import DenseStore
 
 EDGES = [1, 31, 32, 33, 63, 64, 65, 100]
@@ -229,7 +229,7 @@ class TestSharedSlots:
         """Without slack, with their own bytes, and in memory of their own."""
         store = self.joined()
         self.step(store, 0)
-        alone = [store.take_row(r) for r in range(2)]
+        alone = [copy_row(store, r) for r in range(2)]
         before = [row.view()[0].clone() for row in alone]
         store._k.zero_()
         for row, lists, copy, prompt in zip(alone, self.rows, before, ([11, 11], [5, 40, 1, 8, 8, 33]), strict=True):
@@ -248,7 +248,7 @@ class TestSharedSlots:
         self.step(store, 0)
         again = join_rows([(store, 1), (store, 0)], 0)
         assert again.prompt_slots == [5, 40, 1, 8, 8, 33, 11, 11] and again.nbytes == store.nbytes == again.nbytes_alloc
-        assert [again.take_row(r).nbytes for r in (1, 0)] == [store.take_row(r).nbytes for r in (0, 1)]
+        assert [copy_row(again, r).nbytes for r in (1, 0)] == [copy_row(store, r).nbytes for r in (0, 1)]
 
 
 def test_rows_of_kv_heads_alone_stay_at_kv_heads():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvfactory.backends import get_backend
-from kvfactory.cache.ragged import RaggedStore, join_rows
+from kvfactory.cache.ragged import RaggedStore, copy_row, join_rows
 from kvfactory.cache.store import DenseStore
 
 D = 12
@@ -113,7 +113,7 @@ def test_rows_joined_from_different_stores(backend):
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
     assert joined.nbytes == sum(len(k) for p in plains for k in p.k) * 2 * D * 4
     for r, plain in enumerate(plains):
-        alone = joined.take_row(r)
+        alone = copy_row(joined, r)
         assert alone.prompt_slots == [n - 3 for n in (len(k) for k in plain.k)]
         assert alone.nbytes == sum(len(k) for k in plain.k) * 2 * D * 4
         q = tokens(6, 1, 7)
