@@ -3,10 +3,12 @@
 Every fenced ```python block of README.md and docs/*.md runs, those of one page one after the other in one namespace,
 except blocks marked `no-test`. A ```text block right behind one is what it prints; `text smollm2` holds for the bundled
 model alone, in whose place a tiny checkpoint stands unless the slow test runs. Blocks marked `file=NAME` are files.
+Commands of ```bash blocks, those of benchmarks/*.md too, go through the parsers that they name.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import io
 import itertools
@@ -24,8 +26,9 @@ import torch
 from tiny_checkpoint import save_checkpoint
 
 import kvfactory.assets
-from kvfactory import attach, detach, docs, generate
+from kvfactory import attach, detach, docs, generate, graph_support
 from kvfactory.cli import build_parser, parse, unread_settings
+from kvfactory.kernels import dispatch
 from kvfactory.listing import verify
 from kvfactory.methods import METHODS
 from kvfactory.monkeypatch import restore
@@ -43,7 +46,10 @@ WRITTEN_PAGES = [
     "docs/footguns.md",
     "docs/index.md",
     "docs/ruler_and_needle.md",
+    "docs/several_gpus.md",
+    "docs/speed.md",
 ]
+FOLDERS = (ROOT / "kvfactory", ROOT / "kvfactory" / "kernels")
 RUNNERS = {settings.program: settings for settings in docs.RUNNERS}
 _BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -128,7 +134,12 @@ def test_python_runs_on_the_bundled_model(page):
 
 def test_pages_have_the_code_that_is_tested():
     """A changed fence must not quietly take code out of the tests."""
-    assert {page.name for page in PAGES_WITH_CODE} >= {"README.md", "gqa_cache_layout.md"}
+    assert {page.name for page in PAGES_WITH_CODE} >= {
+        "README.md",
+        "gqa_cache_layout.md",
+        "several_gpus.md",
+        "speed.md",
+    }
     assert len(runnable(ROOT / "README.md")) == 4
 
 
@@ -142,7 +153,9 @@ def commands(page: Path) -> list[list[str]]:
     return found
 
 
-COMMANDS = [(page.name, words) for page in [*PAGES, ROOT / "benchmarks" / "RESULTS.md"] for words in commands(page)]
+BENCHMARK_PAGES = [ROOT / "benchmarks" / name for name in ("README.md", "RESULTS.md")]
+COMMANDS = [(str(page.relative_to(ROOT)), words) for page in [*PAGES, *BENCHMARK_PAGES] for words in commands(page)]
+SCRIPTS = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "scripts").rglob("*.sh"))
 
 
 def accepted(parse_words):
@@ -150,16 +163,19 @@ def accepted(parse_words):
     with redirect_stderr(io.StringIO()) as said:
         try:
             return parse_words()
-        except SystemExit:
-            pytest.fail(said.getvalue())
+        except (SystemExit, ValueError) as error:
+            pytest.fail(f"{said.getvalue()}{error}")
 
 
 @pytest.mark.parametrize(
     "words", [words for _, words in COMMANDS], ids=[f"{p}-{i}" for i, (p, _) in enumerate(COMMANDS)]
 )
-def test_commands_exist_and_accept_their_arguments(words, tmp_path):
+def test_commands_exist_and_accept_their_arguments(words, tmp_path, monkeypatch):
     assigned = list(itertools.takewhile(lambda word: "=" in word, words))
     environment, words = dict(word.split("=", 1) for word in assigned), words[len(assigned) :]
+    read = (dispatch.VARIABLE, "CUDA_VISIBLE_DEVICES") if words[0] == "python" else re.findall(r"\$\{?(\w+)", SCRIPTS)
+    assert environment.keys() <= set(read)
+    assert environment.get(dispatch.VARIABLE, "triton") in ("torch", "triton")
     if words[0] == "make":
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
     elif words[0] == "python" and words[1] in RUNNERS:
@@ -172,6 +188,9 @@ def test_commands_exist_and_accept_their_arguments(words, tmp_path):
     elif words[:3] == ["python", "-m", "kvfactory.ruler"]:
         options = accepted(lambda: ruler_parser().parse_args(words[3:]))
         assert parse_lengths(options.lengths) and canonical_ruler_tasks(options.tasks.split(","))
+    elif words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # what some of them insist on
+        accepted(lambda: importlib.import_module(words[2]).parse(words[3:]))
     elif words[:2] == ["python", "-m"]:
         assert importlib.util.find_spec(words[2]) is not None, words
     elif words[0] == "bash":
@@ -219,6 +238,19 @@ def test_links_lead_to_files(name):
     assert targets or page.name == "adding_a_method.md"
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert not missing
+
+
+def test_the_speed_page_names_what_the_code_says():
+    """Reasons for the loop, GPUs that kernels run on, and files."""
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    table = page[page.index("| reason given |") : page.index("`--decode hf`")]
+    reasons = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
+    code = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in (graph_support, dispatch))
+    assert len(reasons) == 9 and not [reason for reason in reasons if reason not in code]
+    assert all(name in page for name in dispatch.MEASURED)
+    files = set(re.findall(r"`(?:kvfactory/)?([\w/]+\.py)`", page))
+    known = {str(path.relative_to(folder)) for folder in FOLDERS for path in folder.rglob("*.py")}
+    assert len(files) > 10 and files <= known
 
 
 def test_readme_has_a_place_for_the_method_table():
