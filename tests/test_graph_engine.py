@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import random
-from functools import partial
+import gc
+from collections import namedtuple
 
 import pytest
 import torch
-from tiny import random_prompt, tiny_model
+from replaying import LENGTHS, outcome, replaying, request, requests
+from tiny import shared_model, tiny_model
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvfactory import attach, detach
-from kvfactory.cache.pool import Arena, DecodePool
+from kvfactory import attach, detach, generate
+from kvfactory.capability import FAMILIES
 from kvfactory.decoder import Decoder
-from kvfactory.graph_engine import GraphEngine
 from kvfactory.graph_support import _of_method
-from kvfactory.methods import METHODS
 from kvfactory.plan import make_plan
-from kvfactory.rows import Request
-from kvfactory.verify_decode import DecodeMismatch, check_against_loop, first_difference
 
 REPLAYABLE = ["fullkv", "snapkv", "streamingllm", "h2o", "l2norm", "pyramidkv", "adakv", "random"]
-LENGTHS = (90, 33, 61, 120, 47, 75, 101)
 
 
 @pytest.fixture(scope="module")
@@ -30,32 +27,7 @@ def model():
 
 @pytest.fixture
 def uncaptured(monkeypatch):
-    """Lets the graph engine run on the CPU, where nothing can be captured."""
-    monkeypatch.setattr("kvfactory.decoder.graph_obstacle", lambda attachment, plan, *_: _of_method(attachment, plan))
-    monkeypatch.setattr("kvfactory.decoder.GraphEngine", partial(GraphEngine, capture=False))
-    return partial(Decoder, graph=True)
-
-
-def requests(plans, lengths=LENGTHS, new=9, stops=(), min_new=0):
-    """Prompts of several lengths, each with its own number of new tokens."""
-    found = [
-        Request(random_prompt(n, seed=n), new + i % 3, min_new, list(stops), list(plans), f"example-{n}")
-        for i, n in enumerate(lengths)
-    ]
-    random.Random(3).shuffle(found)
-    return found
-
-
-def outcome(rows):
-    """What must not depend on who decodes: tokens, finish, what is stored and how much."""
-    found = {}
-    for request, row, plan in rows:
-        if isinstance(row, Exception):
-            raise row
-        sizes = row.cache.bytes()
-        key = (request.example_id, plan.method, plan.budget.tag)
-        found[key] = (row.tokens, row.finish, sizes.used, sizes.aux, row.cache.kept_tokens, row.cache.get_seq_length())
-    return found
+    return replaying(monkeypatch)
 
 
 @pytest.mark.parametrize("granularity", ["query_head", "kv_head"])
@@ -133,18 +105,6 @@ def test_the_pool_is_kept_between_runs_and_grows_when_it_must(model, uncaptured)
         detach(model)
 
 
-def test_an_abandoned_run_leaves_nothing_behind(model, uncaptured):
-    attachment = attach(model, "snapkv", max_capacity_prompt=48)
-    try:
-        expected = outcome(Decoder(model, 1).run(requests([attachment.plan])))
-        abandoned = uncaptured(model, 3).run(requests([attachment.plan]))
-        next(abandoned)
-        abandoned.close()
-        assert outcome(uncaptured(model, 3).run(requests([attachment.plan]))) == expected
-    finally:
-        detach(model)
-
-
 def test_rows_without_their_caches_are_views_of_the_pool(model, uncaptured):
     attachment = attach(model, "snapkv", max_capacity_prompt=48)
     try:
@@ -156,44 +116,6 @@ def test_rows_without_their_caches_are_views_of_the_pool(model, uncaptured):
                 assert shared is not keep
     finally:
         detach(model)
-
-
-def test_every_registered_method_is_replayed_or_says_why_not(model):
-    attachment = attach(model, "fullkv")
-    try:
-        for name in METHODS:
-            if name == "HeadKV":  # needs a score file of the model
-                continue
-            reason = _of_method(attachment, make_plan(name, max_capacity_prompt=32))
-            assert reason is None or name in reason
-    finally:
-        detach(model)
-
-
-def test_verifying_a_row_finds_the_first_token_that_differs(model, uncaptured):
-    attachment = attach(model, "snapkv", max_capacity_prompt=48)
-    try:
-        [(request, row, _)] = list(uncaptured(model, 1).run(requests([attachment.plan], (60,))))
-        assert first_difference(model, request, row) == (None, 0.0)
-        assert f"all {len(row.tokens)} tokens" in check_against_loop(model, request, row)
-        row.tokens[4] = (row.tokens[4] + 1) % 90
-        step, gap = first_difference(model, request, row)
-        assert step == 4 and gap > 0
-        if gap >= 1e-3:
-            with pytest.raises(DecodeMismatch, match="token 4 is not the loop's"):
-                check_against_loop(model, request, row)
-    finally:
-        detach(model)
-
-
-def test_spans_are_taken_first_fit_and_joined_when_freed():
-    arena = Arena(100)
-    a, b, c = arena.take(40), arena.take(30), arena.take(30)
-    assert (a, b, c) == (0, 40, 70) and arena.take(1) is None
-    arena.give(a, 40)
-    assert arena.take(50) is None
-    arena.give(b, 30)
-    assert arena.take(65) == 0 and arena.take(6) is None and arena.take(5) == 65
 
 
 def test_a_prompt_with_a_place_fills_it_without_a_copy(model, uncaptured):
@@ -233,26 +155,261 @@ def test_a_prompt_that_fails_or_ends_at_once_gives_its_place_back(model, uncaptu
         detach(model)
 
 
-def test_rows_are_lost_with_their_error_when_a_larger_pool_cannot_be_had(model, uncaptured, monkeypatch):
-    attachment = attach(model, "fullkv")
+def test_a_looped_row_that_finishes_makes_room_for_a_replayed_one(model, uncaptured):
+    """The replayed rows beside it have no step under way then, behind which the new row could not enter."""
+    replayed = make_plan("snapkv", max_capacity_prompt=40)
+    looped = make_plan("h2o", max_capacity_prompt=40, decode_evict="on", preset="paper")
+    attach(model, "fullkv")
+    work = [request(replayed, 60, 20), request(looped, 61, 4), request(replayed, 62, 5), request(looped, 63, 5)]
+    try:
+        assert outcome(uncaptured(model, 2).run(work)) == outcome(Decoder(model, 1).run(work))
+    finally:
+        detach(model)
+
+
+def test_steps_run_ahead_and_count_rows_that_live(model, uncaptured, monkeypatch):
+    """Two steps are under way at most; a row that stops has appended what its tokens say, though a step ran ahead."""
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        free = next(iter(outcome(Decoder(model, 1).run([request(attachment.plan, 60, 9)])).values()))[0]
+        stop = free[3]
+        assert stop not in free[:3]
+        work = [request(attachment.plan, 60, 9, [stop]), request(attachment.plan, 61, 9, [-1])]
+        for batch in (1, 2):
+            decoder = uncaptured(model, batch)
+            launched, launch = [], decoder._graph._launch
+
+            def watched(launched=launched, launch=launch, engine=decoder._graph):
+                launched.append(engine._pending is not None)
+                return launch()
+
+            monkeypatch.setattr(decoder._graph, "_launch", watched)
+            rows = {asked.example_id: row for asked, row, _ in decoder.run(work)}
+            assert [len(rows[name].tokens) for name in ("60", "61")] == [4, 9]
+            assert rows["60"].cache.get_seq_length() == 63 and rows["61"].cache.get_seq_length() == 69
+            # Alone: 3 steps and one that ran ahead in vain, then 8. Together: 3 shared, 5 for the row that goes on.
+            assert decoder.counters.decoded_rows == 11
+            assert decoder.counters.decode_forwards == len(launched) == (12 if batch == 1 else 8)
+            assert sum(launched) == (10 if batch == 1 else 6)
+            assert rows["61"].rows_in_flight == (1 if batch == 1 else (3 * 2 + 5) / 8)
+            assert (rows["61"].timing.decode_s is None) == (batch == 2)
+    finally:
+        detach(model)
+
+
+def test_near_ties_of_shared_steps_are_counted_per_row(model, uncaptured, monkeypatch):
+    """The two best logits of the first row are always close, also where the best is a stop that it may not choose."""
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        for batch in (1, 3):
+            decoder = uncaptured(model, batch)
+
+            def flat(model, ids, cache, positions):
+                logits = torch.zeros(ids.shape[0], model.config.vocab_size)
+                logits[:, 5], logits[:, 6], logits[:, 7], logits[:, 8] = 2.0, 1.0, 1.0 - 0.5e-3, 0.5
+                logits[1:, 5] = 3.0
+                return logits
+
+            monkeypatch.setattr("kvfactory.graph_engine.forward", flat)
+            work = [request(attachment.plan, 60, 6, [5], 6, name=str(i)) for i in range(2)]
+            work += [request(attachment.plan, 60, 6, name="2")]
+            rows = {asked.example_id: row for asked, row, _ in decoder.run(work)}
+            ties = [rows[str(i)].near_ties for i in range(3)]
+            assert ties == ([0, 0, 0] if batch == 1 else [5, 5, 0])
+            assert rows["0"].tokens[1:] == [6] * 5 and rows["2"].tokens[1:] == [5] * 5
+    finally:
+        detach(model)
+
+
+def test_stops_that_the_model_cannot_choose(model, uncaptured):
+    """A checkpoint may name -1, or an id beyond its logits; neither blocks another token nor reads out of bounds."""
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        free = outcome(Decoder(model, 1).run(requests([attachment.plan])))
+        for min_new in (0, 5):
+            asked = dict(stops=[-1, 10**6], min_new=min_new)
+            assert outcome(Decoder(model, 1).run(requests([attachment.plan], **asked))) == free
+            assert outcome(uncaptured(model, 3).run(requests([attachment.plan], **asked))) == free
+    finally:
+        detach(model)
+
+
+def test_more_stops_than_the_pool_was_made_for(model, uncaptured):
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        tokens = [row[0] for row in outcome(Decoder(model, 1).run(requests([attachment.plan]))).values()]
+        stops = sorted({row[4] for row in tokens})
+        assert len(stops) > 2
+        few, many = ([request(attachment.plan, n, 9, s) for n in (60, 61)] for s in ([], stops))
+        engine_of = lambda: attachment.graph_engines[2]  # noqa: E731
+        list(uncaptured(model, 2).run(few))
+        first = engine_of()._pool
+        assert outcome(uncaptured(model, 2).run(many)) == outcome(Decoder(model, 1).run(many))
+        assert engine_of()._pool is not first
+        assert outcome(uncaptured(model, 2).run(few)) == outcome(Decoder(model, 1).run(few))
+    finally:
+        detach(model)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_two_decoders_at_once(model, uncaptured, size):
+    """generate inside a consumer of rows: each has an engine of its own."""
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        expected = outcome(Decoder(model, 1).run(requests([attachment.plan])))
+        outer, seen = uncaptured(model, 2).run(requests([attachment.plan])), []
+        for row in outer:
+            seen.append(row)
+            inner = uncaptured(model, size).run(requests([attachment.plan], LENGTHS[:3]))
+            assert outcome(inner).items() <= expected.items()
+        assert outcome(seen) == expected
+    finally:
+        detach(model)
+
+
+def test_an_engine_is_left_behind_by_runs_that_end_well(model, uncaptured):
+    """One at most: each has a pool of its own."""
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        expected = outcome(Decoder(model, 1).run(requests([attachment.plan])))
+        abandoned = uncaptured(model, 3).run(requests([attachment.plan]))
+        next(abandoned)
+        abandoned.close()
+        assert attachment.graph_engines == {}
+        assert outcome(uncaptured(model, 3).run(requests([attachment.plan]))) == expected
+        left = attachment.graph_engines[3]
+        assert outcome(uncaptured(model, 3).run(requests([attachment.plan]))) == expected
+        assert attachment.graph_engines == {3: left}
+        list(uncaptured(model, 2).run(requests([attachment.plan])))
+        assert list(attachment.graph_engines) == [2]
+    finally:
+        detach(model)
+
+
+def test_weights_that_moved_drop_the_captured_step(uncaptured):
+    model = tiny_model("llama")
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    list(uncaptured(model, 2).run(requests([attachment.plan])))
+    pool = attachment.graph_engines[2]._pool
+    for change in (lambda: model.double(), lambda: setattr(model.lm_head, "weight", clone(model.lm_head.weight))):
+        change()
+        expected = outcome(Decoder(model, 1).run(requests([attachment.plan])))
+        assert outcome(uncaptured(model, 2).run(requests([attachment.plan]))) == expected
+        assert attachment.graph_engines[2]._pool is not pool
+        pool = attachment.graph_engines[2]._pool
+    with torch.no_grad():
+        model.lm_head.weight.mul_(-1)  # in place, where the captured step reads it
+    list(uncaptured(model, 2).run(requests([attachment.plan])))
+    assert attachment.graph_engines[2]._pool is pool
+
+
+def clone(weight):
+    return torch.nn.Parameter(weight.detach().clone())
+
+
+def test_a_pool_made_in_inference_mode_serves_outside_of_it(uncaptured):
+    model = tiny_model("llama")
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    expected = outcome(Decoder(model, 1).run(requests([attachment.plan])))
+    with torch.inference_mode():
+        assert outcome(uncaptured(model, 3).run(requests([attachment.plan]))) == expected
+    assert outcome(uncaptured(model, 3).run(requests([attachment.plan]))) == expected
+
+
+def test_detaching_ends_a_run_with_a_clear_error(model, uncaptured):
+    for decoder in (uncaptured, Decoder):
+        attachment = attach(model, "snapkv", max_capacity_prompt=48)
+        rows = decoder(model, 2).run(requests([attachment.plan]))
+        next(rows)
+        detach(model)
+        with pytest.raises(ValueError, match="SnapKV was detached while rows were being generated"):
+            list(rows)
+        assert attachment.graph_engines == {}
+
+
+def test_places_without_a_row_hold_nothing(model, uncaptured):
+    """Dead places read nothing; spans and reservations are all given back."""
+    attachment = attach(model, "adakv", max_capacity_prompt=48)
+    try:
+        decoder = uncaptured(model, 3)
+        for _ in decoder.run(requests([attachment.plan], new=6)):
+            engine, pool = decoder._graph, decoder._graph._pool
+            lengths = pool.lengths.view(3, 3, -1)  # layers, places, heads
+            for place in range(3):
+                assert bool(lengths[:, place].any()) == (place in engine._live)
+        assert not pool._spans and not pool._placed and not engine._reserved
+        assert all(arena._free == [(0, arena.size)] for arena in pool._arenas)
+    finally:
+        detach(model)
+
+
+class NoHostWait(TorchDispatchMode):
+    """Refuses what makes the host wait for a device."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name()
+        waits = ("_local_scalar_dense", "nonzero", "masked_select", "_unique", "repeat_interleave.Tensor", "equal")
+        assert not any(part in name for part in waits), name
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "mixtral"])
+def test_a_step_asks_the_device_for_nothing(family, uncaptured, monkeypatch):
+    """With the decode kernel put aside, whose definition in torch reads lengths; Mixtral is not replayed."""
+    model = shared_model(family)
+    attachment = attach(model, "snapkv", max_capacity_prompt=24)
     try:
         decoder = uncaptured(model, 2)
-        made = []
+        rows = decoder.run([request(attachment.plan, 60, 9), request(attachment.plan, 61, 4)])
+        next(rows)
+        engine, calls = decoder._graph, []
+        kernels = namedtuple("Kernels", "append_and_attend")(lambda q, *a, **k: calls.append(1) or q.clone())
+        for layer in engine._cache.layers:
+            layer._kernels = kernels
+        monkeypatch.setattr(torch.Tensor, "tolist", lambda self: pytest.fail("tolist"))
+        with NoHostWait():
+            engine._body()
+        monkeypatch.undo()
+        assert len(calls) == len(engine._cache.layers)
+    finally:
+        detach(model)
 
-        def pool(*args):
-            made.append(args)
-            if len(made) in (2, 3):  # the roomy one, and the one that only just holds the rows
-                raise torch.OutOfMemoryError("no memory")
-            return DecodePool(*args)
 
-        monkeypatch.setattr("kvfactory.graph_engine.DecodePool", pool)
-        work = [
-            Request(random_prompt(n, seed=n), new, 0, [], [attachment.plan], str(n))
-            for n, new in ((30, 20), (32, 3), (120, 5), (31, 4))
-        ]
-        rows = {request.example_id: row for request, row, _ in decoder.run(work)}
-        assert sorted(rows) == ["120", "30", "31", "32"]
-        assert all(isinstance(rows[name], torch.OutOfMemoryError) for name in ("30", "120"))
-        assert len(rows["32"].tokens) == 3 and len(rows["31"].tokens) == 4
+def test_generate_says_once_why_it_does_not_replay(model, capsys):
+    attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        prompt = request(None, 60, 1).ids
+        loop = generate(model, prompt, 5, decode="loop").sequences
+        for _ in range(2):
+            assert torch.equal(generate(model, prompt, 5, decode="graph").sequences, loop)
+        note = "note: decoding in the loop instead of a graph: CUDA graphs need a CUDA device"
+        assert capsys.readouterr().err.splitlines() == [note]
+        generate(model, prompt, 5)
+        assert capsys.readouterr().err == ""
+    finally:
+        detach(model)
+
+
+def test_generate_replays_where_it_can(model, uncaptured, monkeypatch):
+    monkeypatch.setattr("kvfactory.generation.graph_obstacle", lambda *_: None)
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+    try:
+        prompts = [asked.ids for asked in requests([attachment.plan])]
+        loop = generate(model, prompts, 6, decode="loop", batch_size=1)
+        graph = generate(model, prompts, 6, decode="graph")
+        assert all(map(torch.equal, loop.sequences, graph.sequences)) and list(attachment.graph_engines) == [7]
+        assert graph.cache.nbytes == loop.cache.nbytes and graph.cache.kept_tokens == loop.cache.kept_tokens
+    finally:
+        detach(model)
+
+
+def test_a_failed_prompt_of_generate_frees_the_engine(model, uncaptured, monkeypatch):
+    monkeypatch.setattr("kvfactory.generation.graph_obstacle", lambda *_: None)
+    attachment = attach(model, "snapkv", max_capacity_prompt_ratio=0.3)
+    try:
+        with pytest.raises(ValueError, match="window"):
+            generate(model, [asked.ids for asked in requests([attachment.plan], (60, 20))], 6, decode="graph")
+        gc.collect()
+        assert attachment.graph_engines == {}
     finally:
         detach(model)
