@@ -14,8 +14,10 @@ DEPTH_KINDS = ("linear", "sigmoid")
 DEPTH_INTERVALS = 10
 
 
-def lengths(s_len: int, e_len: int, step: int) -> list[int]:
+def lengths(s_len: int, e_len: int, step: int) -> range:
     """Context lengths in tokens from `s_len` up to `e_len`, which is included where a step hits it.
+
+    A range, since the model's window, which bounds `e_len`, is not known yet.
 
     Raises:
         ValueError: a value that gives no grid; names the flag.
@@ -26,7 +28,7 @@ def lengths(s_len: int, e_len: int, step: int) -> list[int]:
         raise ValueError(f"--step {step} must be at least 1 token, since lengths grow from --s_len to --e_len")
     if e_len < s_len:
         raise ValueError(f"--e_len {e_len} must not be below --s_len {s_len}, the length that the grid starts with")
-    return list(range(s_len, e_len + 1, step))
+    return range(s_len, e_len + 1, step)
 
 
 def depths(intervals: int = DEPTH_INTERVALS, kind: str = "linear") -> list[int]:
@@ -42,12 +44,13 @@ def depths(intervals: int = DEPTH_INTERVALS, kind: str = "linear") -> list[int]:
         raise ValueError(f"--depth_kind {kind!r} is unknown: give {' or '.join(DEPTH_KINDS)}")
     if intervals < 1:
         raise ValueError(f"--depth_intervals {intervals} must be at least 1, the number of depths")
+    count = min(intervals, 102)  # more than 101 whole percents repeat, however many
     if kind == "linear":
-        found = spread(0, 100, intervals)
+        found = spread(0, 100, count)
     else:
-        even = [100 * i / max(1, intervals - 1) for i in range(intervals)]
+        even = [100 * i / max(1, count - 1) for i in range(count)]
         found = [round(x if x in (0, 100) else 100 / (1 + math.exp(-0.1 * (x - 50)))) for x in even]
-    if len(set(found)) < len(found):
+    if len(set(found)) < count:
         raise ValueError(
             f"--depth_intervals {intervals} with --depth_kind {kind} repeats whole percents, and each cell is run "
             "once: give fewer intervals, or the depths themselves with --depths"

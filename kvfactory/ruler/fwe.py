@@ -86,5 +86,7 @@ def maker(length: int) -> FrequentWords:
     """
     least = 50 * ASKED.stop
     if length < least:
-        raise ValueError(f"fwe: a length of {length} tokens is too short; at least {least}, for {ASKED.stop} words.")
+        raise ValueError(
+            f"--lengths {length} is too short for fwe, whose vocabulary is a fiftieth of it: at least {least}"
+        )
     return FrequentWords(length // 50)

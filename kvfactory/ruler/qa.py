@@ -35,10 +35,10 @@ _PREFIX = " Answer:"
 
 def _read_json(path: Path) -> object:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:  # bytes that are not UTF-8, or text that is not JSON
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or brackets nested without end
         raise ValueError(f"{path} is not a JSON file in UTF-8: {error}.") from None
 
 
@@ -101,7 +101,11 @@ def read_hotpot(path: Path) -> Corpus:
 def _checked(path: Path, numbers: dict[str, int], questions: list[Question]) -> Corpus:
     if not questions:
         raise ValueError(f"{path} has no question with an answer.")
+    if not all(isinstance(document, str) and document.strip() for document in numbers):
+        raise ValueError(f"{path}: every document must be a text that is not blank.")
     for question in questions:
+        if not isinstance(question.text, str):
+            raise ValueError(f"{path}: every question must be a text, this is {question.text!r}.")
         if not question.answers or not all(isinstance(a, str) and a.strip() for a in question.answers):
             raise ValueError(f"{path}, question {question.text!r}: every answer must be a text that is not blank.")
         if not question.gold:

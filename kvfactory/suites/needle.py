@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +22,7 @@ from kvfactory.needle.scores import needle_scores
 from kvfactory.registry import unknown_name
 from kvfactory.reports.records import ResultFile
 from kvfactory.run_settings import RunSettings, flag, same_flag, words
-from kvfactory.suites.base import Dataset, Suite
+from kvfactory.suites.base import Dataset, Suite, refuse_empty_paths
 
 if TYPE_CHECKING:
     from kvfactory.preparation import Job
@@ -81,7 +82,8 @@ class NeedleSettings(RunSettings):
 
     def checked(self, methods: Any) -> NeedleSettings:
         """See `RunSettings.checked`; `full` is accepted for FullKV, as in the original."""
-        self.grid()
+        refuse_empty_paths(self, ("needle_file", "haystack_dir"))
+        self.axes()
         names = ["fullkv" if name.lower() == "full" else name for name in self.method]
         renamed = dataclasses.replace(self, method=tuple(names), needle=self._needle_names())
         settings = super(NeedleSettings, renamed).checked(methods)
@@ -105,14 +107,14 @@ class NeedleSettings(RunSettings):
                 raise ValueError(unknown_name("needle", name, ["all", *known]))
         return tuple(name.lower() for name in self.needle)
 
-    def grid(self) -> list[tuple[int, int]]:
-        """(length in tokens, depth in percent) of every cell, lengths outermost; ValueError naming the flag."""
+    def axes(self) -> tuple[range, list[int]]:
+        """Lengths in tokens and depths in percent of the grid; ValueError naming the flag."""
         rows = depths(self.depth_intervals, self.depth_kind)
         if self.depths is not None:
             if self.depth_intervals != DEPTH_INTERVALS or self.depth_kind != DEPTH_KINDS[0]:
                 raise ValueError("--depths gives the depths themselves: leave --depth_intervals and --depth_kind out")
             rows = parse_depths(self.depths)
-        return [(length, depth) for length in lengths(self.s_len, self.e_len, self.step) for depth in rows]
+        return lengths(self.s_len, self.e_len, self.step), rows
 
     def method_defaults(self, method: str, budget: Budget) -> dict[str, str]:
         """See `RunSettings.method_defaults`; ValueError for a budget without room for the original's window."""
@@ -173,7 +175,7 @@ class NeedleInHaystack(Suite):
             legacy_decode_cleanup=settings.legacy_decode_cleanup,
         )
         self.trained_length = encoder.window
-        longest = max(length for length, _ in settings.grid())
+        longest = settings.axes()[0][-1]
         if encoder.window is not None and longest > encoder.window:
             raise ValueError(
                 f"--e_len {settings.e_len} is above the model's window of {encoder.window} tokens, and needle prompts "
@@ -195,7 +197,7 @@ class NeedleInHaystack(Suite):
         records = [
             {"_id": f"len{length}_depth{depth}_{name}", "length": length, "depth": depth, "needle": name}
             for name in self.needles
-            for length, depth in settings.grid()
+            for length, depth in product(*settings.axes())
         ]
         chosen = choose_examples(
             records, settings.max_num_examples, settings.sample_method, settings.seed, NEEDLE_TASK.name
@@ -210,7 +212,8 @@ class NeedleInHaystack(Suite):
         try:
             self.encode(encoder, dataset, longest)
         except ValueError as error:
-            raise ValueError(f"--e_len {settings.e_len}, length {longest['length']}: {error}") from error
+            given = "" if settings.max_new_tokens is None else f" with --max_new_tokens {max_new}"
+            raise ValueError(f"--e_len {settings.e_len}, length {longest['length']}{given}: {error}") from error
         return [dataset]
 
     def encode(self, encoder: PromptEncoder, dataset: Dataset, record: dict) -> tuple[str, EncodedPrompt]:

@@ -30,7 +30,7 @@ from kvfactory.ruler.read import locate_ruler, read_ruler
 from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_tasks, get_ruler_task
 from kvfactory.ruler.texts import Sources
 from kvfactory.run_settings import RunSettings, flag, whole_numbers, words
-from kvfactory.suites.base import Dataset, Suite
+from kvfactory.suites.base import Dataset, Suite, refuse_empty_paths
 
 PROTOCOLS = ("official", "anchor")
 ANCHOR_NEW_TOKENS = 64
@@ -89,6 +89,7 @@ class RulerSettings(RunSettings):
 
     def checked(self, methods: Any) -> RulerSettings:
         """See `RunSettings.checked`."""
+        refuse_empty_paths(self, ("data_dir", "essays_dir", "squad", "hotpot"))
         for length in self.lengths:
             if length < 1:
                 raise ValueError(f"--lengths {length} must be at least 1 token")
@@ -194,7 +195,7 @@ class Ruler(Suite):
         return self._dataset(encoder, length, task, self.read[length, task.name], {"sha256": sha256})
 
     def _generated_dataset(self, encoder: PromptEncoder, length: int, task: Task, tokenizer: str) -> Dataset:
-        """From the cached file, which is written when it is not there."""
+        """From the cached file, which is written when it is not there or not whole."""
         settings, sources = self.settings, self.settings.sources()
         samples = settings.num_samples or OFFICIAL_SAMPLES
         if settings.max_num_examples is not None and settings.sample_method == "topk":
@@ -203,13 +204,21 @@ class Ruler(Suite):
         recipe = json.dumps([made, samples], sort_keys=True)
         folder = cache_dir() / "ruler" / hashlib.sha256(recipe.encode()).hexdigest()[:16]
         path = folder / str(length) / f"{task.name}.jsonl"
-        if not path.is_file():
+        records = _read_cached(path, task.name, samples)
+        if records is None:
             if not settings.quiet:
                 print(f"generating {samples} samples of {task.name} at {length} tokens", file=sys.stderr, flush=True)
             count = partial(encoder.count_whole, task)
-            write_task(path, generate_task(task.name, length, samples, settings.seed, count, sources))
+            try:
+                write_task(path, generate_task(task.name, length, samples, settings.seed, count, sources))
+            except OSError as error:
+                raise ValueError(
+                    f"the cache {cache_dir()} cannot keep {task.name} at {length} tokens ({error.strerror}): set "
+                    "KVFACTORY_CACHE to a folder that can be written"
+                ) from error
+            records = read_ruler(path, task.name)
         # Sample i depends on neither the number of samples nor the others: a run may go on with more of them.
-        return self._dataset(encoder, length, task, read_ruler(path, task.name), {"generated": made})
+        return self._dataset(encoder, length, task, records, {"generated": made})
 
     def _dataset(
         self, encoder: PromptEncoder, length: int, task: Task, records: list[dict], origin: dict[str, Any]
@@ -222,10 +231,14 @@ class Ruler(Suite):
         facts = {"sha256": None, "generated": None} | origin
         max_new = settings.max_new_tokens or new
         dataset = Dataset(name, task, records, max_new, facts | {"max_new_tokens": max_new})
+        # of generated samples the tokens are known; of files they were counted by any tokenizer
+        longest = max(records, key=lambda record: record["length"] if self.generates else len(record["input"]))
         try:
-            self.encode(encoder, dataset, max(records, key=lambda record: len(record["input"])))
+            self.encode(encoder, dataset, longest)
         except ValueError as error:
-            raise ValueError(f"--lengths {length}, task {task.name}: {error}") from error
+            where = f"--lengths {length}, task {task.name}, index {longest['index']}"
+            given = "" if settings.max_new_tokens is None else f" with --max_new_tokens {max_new}"
+            raise ValueError(f"{where}{given}: {error}") from error
         return dataset
 
     def encode(self, encoder: PromptEncoder, dataset: Dataset, record: dict) -> tuple[str, EncodedPrompt]:
@@ -261,3 +274,18 @@ class Ruler(Suite):
 
     def rescore(self, root: Path) -> list[str]:
         return ["eval_ruler.py", "--results_dir", str(root)]
+
+
+def _read_cached(path: Path, task: str, samples: int) -> list[dict[str, Any]] | None:
+    """The records of a cached file; None where there is none, or it is damaged, which is told."""
+    if not path.is_file():
+        return None
+    try:
+        records = read_ruler(path, task)
+        damage = "" if [r["index"] for r in records] == list(range(samples)) else f"{len(records)} of {samples} samples"
+    except ValueError as error:
+        damage = str(error)
+    if not damage:
+        return records
+    print(f"note: the cached file {path} is damaged ({damage}) and is made again", file=sys.stderr, flush=True)
+    return None

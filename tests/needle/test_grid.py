@@ -8,9 +8,10 @@ from kvfactory.needle.grid import depths, lengths, parse_depths
 
 
 def test_lengths_include_the_end_where_a_step_hits_it():
-    assert lengths(1000, 3000, 1000) == [1000, 2000, 3000]
-    assert lengths(1000, 2999, 1000) == [1000, 2000]
-    assert lengths(700, 700, 1) == [700]
+    assert list(lengths(1000, 3000, 1000)) == [1000, 2000, 3000]
+    assert list(lengths(1000, 2999, 1000)) == [1000, 2000]
+    assert list(lengths(700, 700, 1)) == [700]
+    assert len(lengths(1, 10**15, 1)) == 10**15  # nothing is listed before the window bounds it
 
 
 def test_default_depths():
@@ -37,6 +38,8 @@ def test_depths_by_hand():
         (lambda: lengths(10, 20, -5), r"--step -5"),
         (lambda: depths(0), r"--depth_intervals 0"),
         (lambda: depths(102), r"--depth_intervals 102 .* repeats"),
+        (lambda: depths(10**15), r"--depth_intervals 1000000000000000 .* repeats"),
+        (lambda: depths(10**15, "sigmoid"), r"--depth_intervals 1000000000000000 .* repeats"),
         (lambda: depths(60, "sigmoid"), r"--depth_kind sigmoid repeats"),
         (lambda: depths(5, "cubic"), r"--depth_kind 'cubic' .* linear or sigmoid"),
         (lambda: parse_depths("0,101"), r"--depths '0,101': 101 is outside 0 to 100"),

@@ -52,7 +52,7 @@ def test_vocabulary_is_a_fiftieth_of_the_length(length, vocabulary):
 
 
 def test_a_length_without_enough_words_is_refused():
-    with pytest.raises(ValueError, match="length of 249 tokens is too short; at least 250"):
+    with pytest.raises(ValueError, match="--lengths 249 is too short for fwe.*at least 250"):
         fwe.maker(249)
 
 

@@ -241,7 +241,7 @@ def test_wrong_content_names_the_file(tmp_path, task, content, message):
         qa.maker(task, path)
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b""])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"", b"[" * 100_000])
 def test_what_is_not_json_names_the_file(tmp_path, content):
     path = tmp_path / "bad.json"
     path.write_bytes(content)
@@ -254,3 +254,18 @@ def test_a_missing_file_is_named(tmp_path):
     for call in (lambda: qa.maker("qa_1", path), lambda: qa.source_sha256(path), lambda: qa.maker("qa_2", tmp_path)):
         with pytest.raises(ValueError, match=f"{re.escape(str(tmp_path))}.* cannot be read"):
             call()
+
+
+@pytest.mark.parametrize("field, value", [("context", 7), ("context", " "), ("question", 7)])
+def test_texts_of_another_type(tmp_path, field, value):
+    content = json.loads(json.dumps(SQUAD))
+    paragraph = content["data"][0]["paragraphs"][0]
+    (paragraph if field == "context" else paragraph["qas"][0])[field] = value
+    with pytest.raises(ValueError, match=f"dev.json: every {'document' if field == 'context' else 'question'} must"):
+        qa.maker("qa_1", write(tmp_path / "dev.json", content))
+
+
+def test_a_byte_order_mark(tmp_path):
+    path = tmp_path / "dev.json"
+    path.write_text(json.dumps(SQUAD), encoding="utf-8-sig")
+    assert qa.maker("qa_1", path).corpus.questions

@@ -44,6 +44,17 @@ def test_every_needle_has_every_cell_lengths_outermost(dataset):
     assert len({record["_id"] for record in found.records}) == len(places)
 
 
+def test_a_grid_far_beyond_the_window_is_refused_without_being_listed(dataset):
+    with pytest.raises(ValueError, match="--e_len 1000000000000000 is above the model's window of 2048"):
+        dataset("--e_len", str(10**15), "--step", "1")
+
+
+@pytest.mark.parametrize("flag", ["needle_file", "haystack_dir"])
+def test_empty_paths(dataset, flag):
+    with pytest.raises(ValueError, match=f"--{flag} is empty"):
+        dataset(f"--{flag}", "")
+
+
 def test_a_part_of_the_grid(dataset):
     _, _, found = dataset("--max_num_examples", "4")
     assert [record["depth"] for record in found.records] == [0, 11, 22, 33]

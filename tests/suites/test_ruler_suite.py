@@ -124,6 +124,45 @@ def test_samples_are_made_once_for_each_recipe(suite, monkeypatch, tmp_path):
     assert len(datasets(suite("--num_samples", "3", "--max_num_examples", "2"))[0].records) == 2
 
 
+@pytest.mark.parametrize("keep", [slice(0, 1), slice(1, 2), slice(0, 0), "torn"])
+def test_a_damaged_cached_file_is_told_and_made_again(suite, tmp_path, capsys, keep):
+    first = datasets(suite())
+    [path] = (tmp_path / "cache" / "ruler").rglob("*.jsonl")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9] if keep == "torn" else b"".join(whole.splitlines(keepends=True)[keep]))
+    assert datasets(suite()) == first and path.read_bytes() == whole
+    assert f"{path} is damaged" in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written(suite, monkeypatch, tmp_path):
+    parts = suite()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KVFACTORY_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ValueError, match="the cache .*Not a directory.*KVFACTORY_CACHE"):
+        datasets(parts)
+
+
+@pytest.mark.parametrize("flag", ["data_dir", "essays_dir", "squad", "hotpot"])
+def test_empty_paths(suite, flag):
+    with pytest.raises(ValueError, match=f"--{flag} is empty"):
+        suite("--tasks", "all", f"--{flag}", "")
+
+
+def test_a_limit_of_new_tokens_beyond_the_window_is_named(suite):
+    with pytest.raises(ValueError, match="--lengths 1000, task niah_single_1, index . with --max_new_tokens 2000: "):
+        datasets(suite("--max_new_tokens", "2000"))
+
+
+def test_of_generated_samples_the_one_with_most_tokens_is_tried(suite):
+    parts = suite("--num_samples", "20")
+    records = datasets(parts)[0].records
+    longest = max(records, key=lambda record: record["length"])
+    room = parts[2].window - (longest["length"] - 128)
+    assert datasets(suite("--num_samples", "20", "--max_new_tokens", str(room)))
+    with pytest.raises(ValueError, match=f"index {longest['index']} with --max_new_tokens {room + 1}: "):
+        datasets(suite("--num_samples", "20", "--max_new_tokens", str(room + 1)))
+
+
 def test_all_lengths_are_checked_before_the_first_sample_is_made(suite, monkeypatch):
     monkeypatch.setattr("kvfactory.suites.ruler.generate_task", lambda *a: pytest.fail("generated"))
     with pytest.raises(ValueError, match="--lengths 600 is too short for vt"):
