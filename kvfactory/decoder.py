@@ -98,21 +98,13 @@ class Decoder:
             looped: list[LiveRow] = []
             while self._in_flight + len(looped) < self.batch_size and (ready or more):
                 if ready:
-                    room = self.batch_size - self._in_flight - len(looped)
-                    group = [ready.popleft() for _ in range(min(room, len(ready)))]
-                    looped += [row for row in group if not self._replays(row.output.plan)]
-                    # Replayed rows move into the pool at once: later prompts then fill their places there directly.
-                    yield from self._enter([row for row in group if self._replays(row.output.plan)])
+                    yield from self._admit(ready, looped)
                     continue
                 request = next(waiting, None)
                 if request is None:
                     more = False
                     continue
-                for row in self._prompt(request):
-                    if isinstance(row, LiveRow):
-                        ready.append(row)
-                    else:
-                        yield row
+                yield from self._prefill(request, ready)
             yield from self._enter(looped)
             if self._graph is not None and self._graph.live:
                 # Nothing enters behind a step under way, as where a looped row finishes and another comes in its place.
@@ -120,6 +112,26 @@ class Decoder:
                 yield from self._graph.step(ahead=full and not self._loop.live)
             if self._loop.live:
                 yield from self._loop.step()
+
+    # No row stays in a variable of `_run`: its keys and values would be held while the next prompt runs.
+
+    def _prefill(self, request: Request, ready: deque[LiveRow]) -> Iterator[Finished]:
+        """Adds the rows of a prompt to `ready` -> those that are finished already."""
+        for row in self._prompt(request):
+            if isinstance(row, LiveRow):
+                ready.append(row)
+            else:
+                yield row
+
+    def _admit(self, ready: deque[LiveRow], looped: list[LiveRow]) -> Iterator[Finished]:
+        """Moves as many rows as there is room for out of `ready`; looped ones gather, as each entry copies the batch.
+
+        Replayed rows move into the pool at once: later prompts then fill their places there directly.
+        """
+        room = self.batch_size - self._in_flight - len(looped)
+        group = [ready.popleft() for _ in range(min(room, len(ready)))]
+        looped += [row for row in group if not self._replays(row.output.plan)]
+        yield from self._enter([row for row in group if self._replays(row.output.plan)])
 
     def _enter(self, entering: list[LiveRow]) -> Iterator[Finished]:
         """Puts rows in flight -> rows that are lost because there is no memory to hold them together."""

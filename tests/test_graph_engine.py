@@ -49,7 +49,7 @@ def test_stops_and_tokens_that_cannot_stop(model, uncaptured):
         free = outcome(Decoder(model, 1).run(requests([attachment.plan])))
         tokens = [row[0] for row in free.values()]
         stops = sorted({row[3] for row in tokens})[:2]  # met in the middle of some rows
-        for min_new in (0, 6):
+        for min_new in (0, 2, 6):
             asked = dict(stops=stops, min_new=min_new)
             expected = outcome(Decoder(model, 1).run(requests([attachment.plan], **asked)))
             assert expected != free

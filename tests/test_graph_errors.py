@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from replaying import outcome, replaying, request, requests
 from tiny import tiny_model
 
 from kvfactory import attach, detach
+from kvfactory import decoder as decoder_module
+from kvfactory.cache.kv_cache import KVCache
 from kvfactory.cache.pool import DecodePool
 from kvfactory.decoder import Decoder
 from kvfactory.graph_engine import GraphEngine
@@ -194,3 +199,31 @@ def test_rows_that_wait_for_a_place_move_out_of_a_pool_that_goes(model, plan, un
     for size in (1, 2, 3):
         rows = {(a.example_id, id(p)): row.tokens for a, row, p in uncaptured(model, size).run(work)}
         assert rows == expected
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("replayed", [True, False])
+def test_a_row_that_was_handed_out_is_not_held(model, plan, uncaptured, monkeypatch, size, replayed):
+    """Without the garbage collector: on a GPU nothing would call it while keys and values of finished rows pile up."""
+    made, counts = weakref.WeakSet(), []
+    init, forward = KVCache.__init__, decoder_module.forward
+
+    def watched_init(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        made.add(self)
+
+    def watched_forward(*args):
+        counts.append(len(made))
+        return forward(*args)
+
+    monkeypatch.setattr(KVCache, "__init__", watched_init)
+    monkeypatch.setattr(decoder_module, "forward", watched_forward)
+    decoder = uncaptured(model, size) if replayed else Decoder(model, size)
+    gc.collect()
+    gc.disable()
+    try:
+        for asked, row, _ in decoder.run([request(plan, *sizes) for sizes in WORK]):
+            del asked, row
+    finally:
+        gc.enable()
+    assert len(counts) == 5 and max(counts) <= size

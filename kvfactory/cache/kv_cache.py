@@ -6,6 +6,7 @@ store's length is what is held.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -110,9 +111,17 @@ class KVLayer(AttendedLayer):
     def __init__(self, slot: LayerSlot, cluster: KVCluster, cache: KVCache):
         super().__init__(slot)
         self.cluster = cluster
-        self.cache = cache
+        # The cache holds its layers: a cycle would keep keys and values until the next garbage collection.
+        self._cache = weakref.ref(cache)
         self.store: Store | None = None
         self.span: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def cache(self) -> KVCache:
+        """The cache that this layer is part of."""
+        cache = self._cache()
+        assert cache is not None, "a layer outlives its cache"
+        return cache
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         if self.store is None:
