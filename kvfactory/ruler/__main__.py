@@ -23,6 +23,7 @@ from kvfactory.assets import resolve_model
 from kvfactory.data.encode import PromptEncoder
 from kvfactory.data.templates import OWN_CHAT_TEMPLATES
 from kvfactory.ruler.generate import check_length, check_sources_read, generate_task, made_from, write_task
+from kvfactory.ruler.read import read_generated
 from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_tasks, get_ruler_task
 from kvfactory.ruler.texts import Sources
 
@@ -42,10 +43,12 @@ def build_parser() -> argparse.ArgumentParser:
         "template where there is one (default: auto)",
     )
     add("--num_samples", type=int, default=500, metavar="N", help="per task and length (default: 500)")
-    add("--output", type=Path, default=Path("data/RULER"), help="folder to write to (default: data/RULER)")
-    add("--essays_dir", type=Path, metavar="PATH", help="folder of .txt files or one text file (default: our own text)")
-    add("--squad", type=Path, metavar="FILE", help="SQuAD v2 JSON for qa_1 (default: our own questions)")
-    add("--hotpot", type=Path, metavar="FILE", help="HotpotQA distractor JSON for qa_2 (default: our own questions)")
+    add("--output", type=_path, default=Path("data/RULER"), help="folder to write to (default: data/RULER)")
+    add(
+        "--essays_dir", type=_path, metavar="PATH", help="folder of .txt files or one text file (default: our own text)"
+    )
+    add("--squad", type=_path, metavar="FILE", help="SQuAD v2 JSON for qa_1 (default: our own questions)")
+    add("--hotpot", type=_path, metavar="FILE", help="HotpotQA distractor JSON for qa_2 (default: our own questions)")
     add("--seed", type=int, default=42, metavar="N", help="of all samples (default: 42)")
     add("--overwrite", action="store_true", help="replace files that were made from something else")
     add("--quiet", action="store_true", help="no progress bar")
@@ -55,9 +58,17 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_lengths(text: str) -> list[int]:
     """Token counts from comma-separated text, in the order given; ValueError for anything else."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+    # 18 digits are more than any window, and Python refuses to read thousands
+    if not all(part.isascii() and part.isdigit() and len(part) <= 18 and int(part) > 0 for part in parts):
         raise ValueError(f"--lengths {text!r} must be positive token counts, comma-separated, e.g. 4096,8192")
     return list(dict.fromkeys(map(int, parts)))
+
+
+def _path(text: str) -> Path:
+    """A path; ArgumentTypeError for an empty one, which would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty: leave the flag out, or give one")
+    return Path(text)
 
 
 def load_tokenizer(model_path: str) -> Any:
@@ -91,6 +102,8 @@ def run(options: argparse.Namespace) -> None:
     lengths, tasks = parse_lengths(options.lengths), canonical_ruler_tasks(options.tasks.split(","))
     if options.num_samples < 1:
         raise ValueError(f"--num_samples {options.num_samples} must be at least 1")
+    if not 0 <= options.seed < 2**32:
+        raise ValueError(f"--seed {options.seed} is not a whole number from 0 to {2**32 - 1}, as run_ruler.py takes")
     sources = Sources(options.essays_dir, options.squad, options.hotpot)
     check_sources_read(tasks, sources)
     tokenizer = load_tokenizer(options.model_path)
@@ -119,7 +132,7 @@ def _meta(path: Path) -> Path:
 
 
 def _is_made(path: Path, record: dict[str, Any]) -> bool:
-    """Whether the file is there and was made from what `record` says; ValueError when it is there and differs."""
+    """Whether the file is there and was made from what `record` says; ValueError when it differs or is damaged."""
     if not path.exists():
         return False
     try:
@@ -127,6 +140,10 @@ def _is_made(path: Path, record: dict[str, Any]) -> bool:
     except (OSError, ValueError):
         found = None
     if found == record:
+        try:
+            read_generated(path, path.stem, record["num_samples"])
+        except ValueError as error:
+            raise ValueError(f"a file that is there is damaged, use --overwrite or delete it: {error}") from error
         return True
     known = found if isinstance(found, dict) else {}
     differs = ", ".join(name for name in record if known.get(name) != record[name])

@@ -94,6 +94,18 @@ def read_ruler(path: str | Path, task: str) -> list[dict[str, Any]]:
     return records
 
 
+def read_generated(path: Path, task: str, samples: int) -> list[dict[str, Any]]:
+    """The records of a file that the generator wrote, which are numbered from 0.
+
+    Raises:
+        ValueError: as `read_ruler`, or there are not all `samples` of them: a full disk or an edit has cut the file.
+    """
+    records = read_ruler(path, task)
+    if [record["index"] for record in records] != list(range(samples)):
+        raise ValueError(f"{path}: {len(records)} records, but it was made with {samples}, numbered from 0.")
+    return records
+
+
 def _checked(data: dict[str, Any], where: str) -> dict[str, Any]:
     missing = [field for field in ("index", "input", "outputs") if field not in data]
     if missing:

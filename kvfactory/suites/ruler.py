@@ -26,7 +26,7 @@ from kvfactory.ruler.generate import (
     write_task,
 )
 from kvfactory.ruler.metrics import ruler_score
-from kvfactory.ruler.read import locate_ruler, read_ruler
+from kvfactory.ruler.read import locate_ruler, read_generated, read_ruler
 from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_tasks, get_ruler_task
 from kvfactory.ruler.texts import Sources
 from kvfactory.run_settings import RunSettings, flag, whole_numbers, words
@@ -281,11 +281,7 @@ def _read_cached(path: Path, task: str, samples: int) -> list[dict[str, Any]] | 
     if not path.is_file():
         return None
     try:
-        records = read_ruler(path, task)
-        damage = "" if [r["index"] for r in records] == list(range(samples)) else f"{len(records)} of {samples} samples"
+        return read_generated(path, task, samples)
     except ValueError as error:
-        damage = str(error)
-    if not damage:
-        return records
-    print(f"note: the cached file {path} is damaged ({damage}) and is made again", file=sys.stderr, flush=True)
-    return None
+        print(f"note: a cached file is damaged and is made again: {error}", file=sys.stderr, flush=True)
+        return None

@@ -227,10 +227,29 @@ class TestCommandLine:
         (self.output / "700" / "vt.meta.json").unlink()
         assert self.call(*first, "--seed", "7") == 2
 
+    @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[: data.index(b"\n") + 1]])
+    def test_a_damaged_file_is_named(self, capsys, damage):
+        call = ("--lengths", "700", "--tasks", "vt", "--num_samples", "2")
+        assert self.call(*call) == 0
+        path = self.output / "700" / "vt.jsonl"
+        whole = path.read_bytes()
+        path.write_bytes(damage(whole))
+        assert self.call(*call) == 2
+        assert f"is damaged, use --overwrite or delete it: {path}" in capsys.readouterr().err
+        assert self.call(*call, "--overwrite") == 0 and path.read_bytes() == whole
+
+    @pytest.mark.parametrize("flag", ["--output", "--essays_dir", "--squad", "--hotpot"])
+    def test_empty_paths(self, capsys, flag):
+        with pytest.raises(SystemExit, match="2"):
+            self.call("--lengths", "700", flag, "")
+        assert f"argument {flag}: the path is empty" in capsys.readouterr().err
+
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
             (["--lengths", "4k"], "--lengths '4k' must be positive token counts"),
+            (["--lengths", "9" * 5000], "must be positive token counts"),
+            (["--lengths", "700", "--tasks", "vt", "--seed", "-1"], "--seed -1 is not a whole number from 0"),
             (["--lengths", "0"], "--lengths '0' must be positive"),
             (["--lengths", "700", "--tasks", "vtt"], "unknown RULER task 'vtt'. Did you mean vt?"),
             (["--lengths", "700", "--tasks", "vt", "--num_samples", "0"], "--num_samples 0 must be at least 1"),

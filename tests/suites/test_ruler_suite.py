@@ -131,7 +131,7 @@ def test_a_damaged_cached_file_is_told_and_made_again(suite, tmp_path, capsys, k
     whole = path.read_bytes()
     path.write_bytes(whole[:-9] if keep == "torn" else b"".join(whole.splitlines(keepends=True)[keep]))
     assert datasets(suite()) == first and path.read_bytes() == whole
-    assert f"{path} is damaged" in capsys.readouterr().err
+    assert f"damaged and is made again: {path}" in capsys.readouterr().err
 
 
 def test_a_cache_that_cannot_be_written(suite, monkeypatch, tmp_path):
