@@ -156,16 +156,7 @@ class Decoder:
     def _prompt(self, request: Request) -> Iterator[LiveRow | Finished]:
         """Prefills one request -> live rows, or what is finished (or failed) after its first token already."""
         for plans in self._share_passes(request.plans):
-            caches = [
-                self.attachment.new_cache(
-                    plan,
-                    example_id=request.example_id,
-                    max_new_tokens=request.max_new,
-                    sampler=request.sampler,
-                    template_tail=request.template_tail,
-                )
-                for plan in plans
-            ]
+            caches = [request.new_cache(self.attachment, plan) for plan in plans]
             fan = FanOutCache(self.attachment, caches) if len(caches) > 1 else None
             ids = request.ids.to(input_device(self.model))
             self._reserve(request, plans, caches)

@@ -84,13 +84,7 @@ def _generate_hf(model: PreTrainedModel, request: Request, attachment: Attachmen
     )
     ids = request.ids.to(input_device(model))
     plan = request.plans[0]
-    cache = attachment.new_cache(
-        plan,
-        example_id=request.example_id,
-        max_new_tokens=request.max_new,
-        sampler=request.sampler,
-        template_tail=request.template_tail,
-    )
+    cache = request.new_cache(attachment, plan)
     start = device_time(ids.device)
     # Fields that `config` leaves unset would be inherited from the checkpoint's, e.g. suppressed tokens.
     checkpoints, model.generation_config = model.generation_config, config

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvfactory.cache.kv_cache import CacheBytes, KVCache
 from kvfactory.plan import Plan
+
+if TYPE_CHECKING:
+    from kvfactory.monkeypatch import Attachment
 
 NEAR_TIE = 1e-3
 """Logits closer than this may swap places when rows share a batch: batched matrix products differ in the last bits."""
@@ -36,6 +40,16 @@ class Request:
     sampler: Callable[[torch.Tensor], torch.Tensor] | None = None
     tag: object = None
     template_tail: int = 0
+
+    def new_cache(self, attachment: Attachment, plan: Plan) -> KVCache:
+        """An empty cache for the row of one of the plans."""
+        return attachment.new_cache(
+            plan,
+            example_id=self.example_id,
+            max_new_tokens=self.max_new,
+            sampler=self.sampler,
+            template_tail=self.template_tail,
+        )
 
 
 @dataclass

@@ -39,13 +39,7 @@ def check_against_loop(model: PreTrainedModel, request: Request, output: RowOutp
 @torch.no_grad()
 def first_difference(model: PreTrainedModel, request: Request, output: RowOutput) -> tuple[int | None, float]:
     """(number of the first token that the loop chooses differently, or None; gap of its two largest logits there)."""
-    cache = get_attachment(model).new_cache(
-        output.plan,
-        example_id=request.example_id,
-        max_new_tokens=request.max_new,
-        sampler=request.sampler,
-        template_tail=request.template_tail,
-    )
+    cache = request.new_cache(get_attachment(model), output.plan)
     row = LiveRow(request, RowOutput(output.plan, cache), position=len(request.ids))
     ids, positions = request.ids.to(input_device(model))[None], None
     for step, token in enumerate(output.tokens):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import namedtuple
 
 import pytest
@@ -11,9 +10,10 @@ from replaying import LENGTHS, outcome, replaying, request, requests
 from tiny import shared_model, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvfactory import attach, detach, generate
+from kvfactory import attach, detach
 from kvfactory.capability import FAMILIES
 from kvfactory.decoder import Decoder
+from kvfactory.graph_engine import ALIVE
 from kvfactory.graph_support import _of_method
 from kvfactory.plan import make_plan
 
@@ -49,7 +49,7 @@ def test_stops_and_tokens_that_cannot_stop(model, uncaptured):
         free = outcome(Decoder(model, 1).run(requests([attachment.plan])))
         tokens = [row[0] for row in free.values()]
         stops = sorted({row[3] for row in tokens})[:2]  # met in the middle of some rows
-        for min_new in (0, 2, 6):
+        for min_new in (0, 2, 3, 6):
             asked = dict(stops=stops, min_new=min_new)
             expected = outcome(Decoder(model, 1).run(requests([attachment.plan], **asked)))
             assert expected != free
@@ -86,21 +86,6 @@ def test_methods_that_change_stores_while_decoding_stay_in_the_loop(model, uncap
         assert outcome(decoder.run(requests(plans, LENGTHS[:2]))) == expected
         reasons = [_of_method(attachment, plan) for plan in plans]
         assert reasons[0] is None and "H2O moves" in reasons[1] and "Oracle chooses" in reasons[2]
-    finally:
-        detach(model)
-
-
-def test_the_pool_is_kept_between_runs_and_grows_when_it_must(model, uncaptured):
-    attachment = attach(model, "fullkv")
-    try:
-        list(uncaptured(model, 2).run(requests([attachment.plan], (40, 50))))
-        engine = attachment.graph_engines[2]
-        first = engine._pool
-        list(uncaptured(model, 2).run(requests([attachment.plan], (45, 30))))
-        assert engine._pool is first
-        rows = outcome(uncaptured(model, 2).run(requests([attachment.plan], (30, 45, 140, 38))))
-        assert engine._pool is not first and all(b >= a for a, b in zip(first.sizes, engine._pool.sizes, strict=True))
-        assert rows == outcome(Decoder(model, 1).run(requests([attachment.plan], (30, 45, 140, 38))))
     finally:
         detach(model)
 
@@ -234,6 +219,24 @@ def test_stops_that_the_model_cannot_choose(model, uncaptured):
         detach(model)
 
 
+def test_only_stops_are_blocked(model, uncaptured, monkeypatch):
+    """Also in a pool that has room for more of them than the row has."""
+    attachment = attach(model, "snapkv", max_capacity_prompt=48)
+
+    def flat(model, ids, cache, positions):
+        logits = torch.zeros(ids.shape[0], model.config.vocab_size)
+        logits[:, 5], logits[:, 0] = 3.0, 2.0
+        return logits
+
+    try:
+        monkeypatch.setattr("kvfactory.graph_engine.forward", flat)
+        work = [request(attachment.plan, 60, 6, [5], 4), request(attachment.plan, 61, 6, [7, 8, 9])]
+        rows = {asked.example_id: row.tokens for asked, row, _ in uncaptured(model, 2).run(work)}
+        assert rows["60"][1:] == [0, 0, 0, 5] and rows["61"][1:] == [5] * 5
+    finally:
+        detach(model)
+
+
 def test_more_stops_than_the_pool_was_made_for(model, uncaptured):
     attachment = attach(model, "snapkv", max_capacity_prompt=48)
     try:
@@ -251,92 +254,19 @@ def test_more_stops_than_the_pool_was_made_for(model, uncaptured):
         detach(model)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_two_decoders_at_once(model, uncaptured, size):
-    """generate inside a consumer of rows: each has an engine of its own."""
-    attachment = attach(model, "snapkv", max_capacity_prompt=48)
-    try:
-        expected = outcome(Decoder(model, 1).run(requests([attachment.plan])))
-        outer, seen = uncaptured(model, 2).run(requests([attachment.plan])), []
-        for row in outer:
-            seen.append(row)
-            inner = uncaptured(model, size).run(requests([attachment.plan], LENGTHS[:3]))
-            assert outcome(inner).items() <= expected.items()
-        assert outcome(seen) == expected
-    finally:
-        detach(model)
-
-
-def test_an_engine_is_left_behind_by_runs_that_end_well(model, uncaptured):
-    """One at most: each has a pool of its own."""
-    attachment = attach(model, "snapkv", max_capacity_prompt=48)
-    try:
-        expected = outcome(Decoder(model, 1).run(requests([attachment.plan])))
-        abandoned = uncaptured(model, 3).run(requests([attachment.plan]))
-        next(abandoned)
-        abandoned.close()
-        assert attachment.graph_engines == {}
-        assert outcome(uncaptured(model, 3).run(requests([attachment.plan]))) == expected
-        left = attachment.graph_engines[3]
-        assert outcome(uncaptured(model, 3).run(requests([attachment.plan]))) == expected
-        assert attachment.graph_engines == {3: left}
-        list(uncaptured(model, 2).run(requests([attachment.plan])))
-        assert list(attachment.graph_engines) == [2]
-    finally:
-        detach(model)
-
-
-def test_weights_that_moved_drop_the_captured_step(uncaptured):
-    model = tiny_model("llama")
-    attachment = attach(model, "snapkv", max_capacity_prompt=48)
-    list(uncaptured(model, 2).run(requests([attachment.plan])))
-    pool = attachment.graph_engines[2]._pool
-    for change in (lambda: model.double(), lambda: setattr(model.lm_head, "weight", clone(model.lm_head.weight))):
-        change()
-        expected = outcome(Decoder(model, 1).run(requests([attachment.plan])))
-        assert outcome(uncaptured(model, 2).run(requests([attachment.plan]))) == expected
-        assert attachment.graph_engines[2]._pool is not pool
-        pool = attachment.graph_engines[2]._pool
-    with torch.no_grad():
-        model.lm_head.weight.mul_(-1)  # in place, where the captured step reads it
-    list(uncaptured(model, 2).run(requests([attachment.plan])))
-    assert attachment.graph_engines[2]._pool is pool
-
-
-def clone(weight):
-    return torch.nn.Parameter(weight.detach().clone())
-
-
-def test_a_pool_made_in_inference_mode_serves_outside_of_it(uncaptured):
-    model = tiny_model("llama")
-    attachment = attach(model, "snapkv", max_capacity_prompt=48)
-    expected = outcome(Decoder(model, 1).run(requests([attachment.plan])))
-    with torch.inference_mode():
-        assert outcome(uncaptured(model, 3).run(requests([attachment.plan]))) == expected
-    assert outcome(uncaptured(model, 3).run(requests([attachment.plan]))) == expected
-
-
-def test_detaching_ends_a_run_with_a_clear_error(model, uncaptured):
-    for decoder in (uncaptured, Decoder):
-        attachment = attach(model, "snapkv", max_capacity_prompt=48)
-        rows = decoder(model, 2).run(requests([attachment.plan]))
-        next(rows)
-        detach(model)
-        with pytest.raises(ValueError, match="SnapKV was detached while rows were being generated"):
-            list(rows)
-        assert attachment.graph_engines == {}
-
-
 def test_places_without_a_row_hold_nothing(model, uncaptured):
-    """Dead places read nothing; spans and reservations are all given back."""
+    """Dead places read nothing, and write nothing where another row may be; spans and reservations are given back."""
     attachment = attach(model, "adakv", max_capacity_prompt=48)
     try:
+        free = outcome(Decoder(model, 1).run(requests([attachment.plan], new=6)))
+        stops = {row[0][2] for row in free.values()}
         decoder = uncaptured(model, 3)
-        for _ in decoder.run(requests([attachment.plan], new=6)):
+        for _ in decoder.run(requests([attachment.plan], new=6, stops=sorted(stops)[:3])):
             engine, pool = decoder._graph, decoder._graph._pool
             lengths = pool.lengths.view(3, 3, -1)  # layers, places, heads
             for place in range(3):
                 assert bool(lengths[:, place].any()) == (place in engine._live)
+                assert bool(engine._state[ALIVE, place]) == (place in engine._live)
         assert not pool._spans and not pool._placed and not engine._reserved
         assert all(arena._free == [(0, arena.size)] for arena in pool._arenas)
     finally:
@@ -371,45 +301,5 @@ def test_a_step_asks_the_device_for_nothing(family, uncaptured, monkeypatch):
             engine._body()
         monkeypatch.undo()
         assert len(calls) == len(engine._cache.layers)
-    finally:
-        detach(model)
-
-
-def test_generate_says_once_why_it_does_not_replay(model, capsys):
-    attach(model, "snapkv", max_capacity_prompt=48)
-    try:
-        prompt = request(None, 60, 1).ids
-        loop = generate(model, prompt, 5, decode="loop").sequences
-        for _ in range(2):
-            assert torch.equal(generate(model, prompt, 5, decode="graph").sequences, loop)
-        note = "note: decoding in the loop instead of a graph: CUDA graphs need a CUDA device"
-        assert capsys.readouterr().err.splitlines() == [note]
-        generate(model, prompt, 5)
-        assert capsys.readouterr().err == ""
-    finally:
-        detach(model)
-
-
-def test_generate_replays_where_it_can(model, uncaptured, monkeypatch):
-    monkeypatch.setattr("kvfactory.generation.graph_obstacle", lambda *_: None)
-    attachment = attach(model, "snapkv", max_capacity_prompt=48)
-    try:
-        prompts = [asked.ids for asked in requests([attachment.plan])]
-        loop = generate(model, prompts, 6, decode="loop", batch_size=1)
-        graph = generate(model, prompts, 6, decode="graph")
-        assert all(map(torch.equal, loop.sequences, graph.sequences)) and list(attachment.graph_engines) == [7]
-        assert graph.cache.nbytes == loop.cache.nbytes and graph.cache.kept_tokens == loop.cache.kept_tokens
-    finally:
-        detach(model)
-
-
-def test_a_failed_prompt_of_generate_frees_the_engine(model, uncaptured, monkeypatch):
-    monkeypatch.setattr("kvfactory.generation.graph_obstacle", lambda *_: None)
-    attachment = attach(model, "snapkv", max_capacity_prompt_ratio=0.3)
-    try:
-        with pytest.raises(ValueError, match="window"):
-            generate(model, [asked.ids for asked in requests([attachment.plan], (60, 20))], 6, decode="graph")
-        gc.collect()
-        assert attachment.graph_engines == {}
     finally:
         detach(model)

@@ -166,6 +166,20 @@ def test_a_batch_that_memory_has_no_room_for_is_lost_not_the_run(model, plan, mo
     assert all(rows[key].tokens == tokens for key, tokens in expected.items() if key not in lost)
 
 
+def test_a_replayed_row_enters_where_looped_ones_were_lost(model, plan, uncaptured, monkeypatch):
+    """No step runs ahead while there is room: the prompt that comes next may leave a replayed row."""
+    looped = make_plan("h2o", max_capacity_prompt=40, decode_evict="on", preset="paper")
+    work = [request(plan, 60, 9), request(looped, 61, 9), request(looped, 62, 9), request(plan, 63, 5)]
+    failing_once(monkeypatch, LoopEngine, "_regroup", 1)
+    rows = collected(uncaptured(model, 3).run(work))
+    assert {name: isinstance(row, Exception) for name, row in rows.items()} == {
+        "60": False,
+        "61": True,
+        "62": True,
+        "63": False,
+    }
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_prompts_that_fail_or_end_at_once_leave_no_place_behind(model, plan, uncaptured, size):
     """Several methods a prompt, some of which cannot have their budget; first tokens that stop; one new token."""
