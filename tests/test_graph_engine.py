@@ -219,20 +219,24 @@ def test_stops_that_the_model_cannot_choose(model, uncaptured):
         detach(model)
 
 
-def test_only_stops_are_blocked(model, uncaptured, monkeypatch):
-    """Also in a pool that has room for more of them than the row has."""
+@pytest.mark.parametrize("second", [0, 96])
+def test_only_stops_are_blocked(model, uncaptured, monkeypatch, second):
+    """Also in a pool that has room for more of them than the row has, and beside ids that no logit has."""
     attachment = attach(model, "snapkv", max_capacity_prompt=48)
 
     def flat(model, ids, cache, positions):
         logits = torch.zeros(ids.shape[0], model.config.vocab_size)
-        logits[:, 5], logits[:, 0] = 3.0, 2.0
+        logits[:, 5], logits[:, second] = 3.0, 2.0
         return logits
 
     try:
-        monkeypatch.setattr("kvfactory.graph_engine.forward", flat)
-        work = [request(attachment.plan, 60, 6, [5], 4), request(attachment.plan, 61, 6, [7, 8, 9])]
-        rows = {asked.example_id: row.tokens for asked, row, _ in uncaptured(model, 2).run(work)}
-        assert rows["60"][1:] == [0, 0, 0, 5] and rows["61"][1:] == [5] * 5
+        for module in ("graph_engine", "loop_engine"):
+            monkeypatch.setattr(f"kvfactory.{module}.forward", flat)
+        work = [request(attachment.plan, n, 6, stops, 4) for n, stops in ((60, [5]), (61, [5, -1, 10**6]))]
+        work.append(request(attachment.plan, 62, 6, [7, 8, 9]))
+        for decoder in (uncaptured, Decoder):
+            rows = {asked.example_id: row.tokens for asked, row, _ in decoder(model, 3).run(work)}
+            assert rows["60"][1:] == rows["61"][1:] == [second] * 3 + [5] and rows["62"][1:] == [5] * 5
     finally:
         detach(model)
 

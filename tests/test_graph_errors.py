@@ -191,11 +191,17 @@ def test_prompts_that_fail_or_end_at_once_leave_no_place_behind(model, plan, unc
         work.append(Request(request(plan, n, new).ids, new, 0, stops, plans, f"{n}"))
 
     def figures(rows):
+        """Once all rows are there, so that what the first ones hold would have been written over."""
         found = {}
-        for asked, row, chosen in rows:
+        for asked, row, chosen in list(rows):
             key = asked.example_id, plans.index(chosen)
             assert key not in found
-            found[key] = str(row) if isinstance(row, Exception) else (row.tokens, row.finish, row.cache.bytes().used)
+            if isinstance(row, Exception):
+                found[key] = str(row)
+                continue
+            found[key] = row.tokens, row.finish, row.cache.bytes().used
+            if len(row.tokens) == 1:
+                found[key] += tuple(layer.store.view()[0].sum(2).tolist() for layer in row.cache.kv_layers)
         return found
 
     decoder = uncaptured(model, size)
@@ -205,14 +211,34 @@ def test_prompts_that_fail_or_end_at_once_leave_no_place_behind(model, plan, unc
     assert all(arena._free == [(0, arena.size)] for arena in pool._arenas)
 
 
-def test_rows_that_wait_for_a_place_move_out_of_a_pool_that_goes(model, plan, uncaptured):
+def test_rows_that_wait_for_a_place_move_out_of_a_pool_that_goes(model, plan, uncaptured, monkeypatch):
     """A small plan's row waits with its place while a large one's makes a larger pool: the old one's memory is free."""
     attachment_plans = [make_plan("fullkv"), make_plan("snapkv", max_capacity_prompt=16), make_plan("fullkv")]
     work = [Request(request(plan, n, 6).ids, 6, 0, [], attachment_plans, str(n)) for n in (24, 25, 110, 26)]
     expected = {(a.example_id, id(p)): row.tokens for a, row, p in Decoder(model, 1).run(work)}
+    caches, pools, moved = weakref.WeakSet(), [], []
+    init = KVCache.__init__
+
+    def watched(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        caches.add(self)
+
+    def pool(*args):
+        stored = [layer.store for cache in caches for layer in cache.kv_layers if layer.store is not None]
+        for old in pools[-1:]:
+            moved.append(len(stored))
+            held = {store.buffers[0].untyped_storage().data_ptr() for store in stored}
+            assert not held & {keys.untyped_storage().data_ptr() for keys in old.keys}
+        pools.append(DecodePool(*args))
+        return pools[-1]
+
+    monkeypatch.setattr(KVCache, "__init__", watched)
+    monkeypatch.setattr("kvfactory.graph_engine.DecodePool", pool)
     for size in (1, 2, 3):
+        pools.clear()
         rows = {(a.example_id, id(p)): row.tokens for a, row, p in uncaptured(model, size).run(work)}
         assert rows == expected
+    assert moved and max(moved) > 0
 
 
 @pytest.mark.parametrize("size", [1, 2])
