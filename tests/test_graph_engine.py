@@ -254,10 +254,10 @@ def test_more_stops_than_the_pool_was_made_for(model, uncaptured):
         assert outcome(uncaptured(model, 2).run(many)) == outcome(Decoder(model, 1).run(many))
         assert engine_of()._pool is not first
         # A larger pool, for a row without stops at kv heads, still takes the others.
-        larger = request(make_plan("fullkv"), 150, 9)
+        larger, before = request(make_plan("fullkv"), 700, 9), engine_of()._pool
         list(uncaptured(model, 2).run([larger]))
         last = engine_of()._pool
-        assert last.sizes > first.sizes
+        assert last is not before and last.sizes > before.sizes
         assert outcome(uncaptured(model, 2).run([*many, larger])) == outcome(Decoder(model, 1).run([*many, larger]))
         assert engine_of()._pool is last
     finally:

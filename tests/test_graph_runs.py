@@ -65,7 +65,8 @@ def test_an_engine_is_left_behind_by_runs_that_end_well(model, uncaptured):
         left = attachment.graph_engines[3]
         assert outcome(uncaptured(model, 3).run(requests([attachment.plan]))) == expected
         assert attachment.graph_engines == {3: left}
-        list(uncaptured(model, 2).run(requests([attachment.plan])))
+        for _ in uncaptured(model, 2).run(requests([attachment.plan])):
+            assert attachment.graph_engines == {}
         assert list(attachment.graph_engines) == [2]
     finally:
         detach(model)
@@ -109,6 +110,10 @@ def test_detaching_ends_a_run_with_a_clear_error(model, uncaptured):
         detach(model)
         with pytest.raises(ValueError, match="SnapKV was detached while rows were being generated"):
             list(rows)
+        assert attachment.graph_engines == {}
+        attachment = attach(model, "snapkv", max_capacity_prompt=48)
+        for _ in decoder(model, 2).run(requests([attachment.plan], (60,))):
+            detach(model)  # behind the last row
         assert attachment.graph_engines == {}
 
 
