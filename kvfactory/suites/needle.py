@@ -218,8 +218,12 @@ class NeedleInHaystack(Suite):
 
     def encode(self, encoder: PromptEncoder, dataset: Dataset, record: dict) -> tuple[str, EncodedPrompt]:
         assert self.haystack is not None, "datasets() comes first"
-        name = record["needle"]
-        text = self.haystack.prompt(record["length"], record["depth"], self.needles[name], self.overhead[name])
+        length, depth, needle = record["length"], record["depth"], self.needles[record["needle"]]
+        overhead, over = self.overhead[needle.name], 1
+        while over > 0:  # text that is tokenised again can have a few tokens more, for which 200 mostly leave room
+            text = self.haystack.prompt(length, depth, needle, overhead)
+            over = encoder.count_whole(dataset.task, text) + dataset.max_new_tokens - length
+            overhead += over
         return text, encoder.encode_whole(dataset.task, text, dataset.max_new_tokens)
 
     def fields(self, dataset: Dataset, record: dict, pred: str) -> dict[str, Any]:

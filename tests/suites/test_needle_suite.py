@@ -8,6 +8,7 @@ from tiny_checkpoint import save_checkpoint
 from kvfactory import cli
 from kvfactory.loading import open_checkpoint
 from kvfactory.methods import METHODS
+from kvfactory.needle.haystack import NeedleHaystack
 from kvfactory.needle.needles import NEEDLES
 from kvfactory.suites.needle import NeedleSettings
 
@@ -34,6 +35,19 @@ def test_a_prompt_and_its_answer_fill_the_length_and_no_more(dataset, new_tokens
     for record in found.records:
         tokens = suite.encode(encoder, found, record)[1].prompt_tokens
         assert 2048 - 200 < tokens + new_tokens <= 2048
+
+
+def test_text_with_more_tokens_when_tokenised_again_is_cut_further(dataset, monkeypatch):
+    place = NeedleHaystack.place
+
+    def grown(self, length, depth, needle, overhead=0):
+        ids = place(self, length, depth, needle, overhead)
+        return ids + ids[-(len(ids) // 50) :]  # 2 % more, as a decoded text can have
+
+    monkeypatch.setattr(NeedleHaystack, "place", grown)
+    suite, encoder, found = dataset("--max_new_tokens", "400")
+    for record in found.records:
+        assert 2048 - 60 < suite.encode(encoder, found, record)[1].prompt_tokens + 400 <= 2048
 
 
 def test_every_needle_has_every_cell_lengths_outermost(dataset):
