@@ -12,7 +12,7 @@ from tiny import tiny_model
 
 from kvfactory import attach, detach
 from kvfactory import decoder as decoder_module
-from kvfactory.cache.kv_cache import KVCache
+from kvfactory.cache.kv_cache import KVCache, KVLayer
 from kvfactory.cache.pool import DecodePool
 from kvfactory.decoder import Decoder
 from kvfactory.graph_engine import GraphEngine
@@ -267,3 +267,21 @@ def test_a_row_that_was_handed_out_is_not_held(model, plan, uncaptured, monkeypa
     finally:
         gc.enable()
     assert len(counts) == 5 and max(counts) <= size
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_prompt_that_fails_midway_gives_its_place_back(model, plan, uncaptured, monkeypatch, keep):
+    """Some layers have filled their spans by then, others have nothing."""
+    finish, calls = KVLayer.finish_prompt, []
+
+    def failing(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3 * 2 + 2:  # the third prompt's second of three layers
+            raise torch.OutOfMemoryError("no memory")
+        finish(self, *args, **kwargs)
+
+    monkeypatch.setattr(KVLayer, "finish_prompt", failing)
+    decoder = uncaptured(model, 2, keep_caches=keep)
+    rows = collected(decoder.run([request(plan, *sizes) for sizes in WORK]))
+    assert [name for name, row in rows.items() if isinstance(row, torch.OutOfMemoryError)] == ["62"]
+    assert len(rows) == 5 and not decoder._graph._reserved and not decoder._graph._pool._spans
