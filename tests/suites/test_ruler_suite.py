@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tiny_checkpoint import save_checkpoint
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -161,6 +163,32 @@ def test_of_generated_samples_the_one_with_most_tokens_is_tried(suite):
     assert datasets(suite("--num_samples", "20", "--max_new_tokens", str(room)))
     with pytest.raises(ValueError, match=f"index {longest['index']} with --max_new_tokens {room + 1}: "):
         datasets(suite("--num_samples", "20", "--max_new_tokens", str(room + 1)))
+
+
+def test_a_length_of_the_whole_window_is_accepted(suite):
+    [found] = datasets(suite("--lengths", "2048"))
+    assert all(2048 - 200 < record["length"] <= 2048 for record in found.records)
+
+
+def test_the_anchors_protocol_wraps_for_llama_2_alone(suite, tmp_path):
+    assert suite("--ruler_protocol", "anchor")[2].wrap.kind == "bare"
+    path = tmp_path / "model" / "tokenizer_config.json"
+    about = json.loads(path.read_text())
+    about["chat_template"] = "{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"
+    path.write_text(json.dumps(about))
+    encoder = suite("--ruler_protocol", "anchor")[2]
+    assert (encoder.wrap.kind, encoder.wrap.render("x").count("[INST]")) != ("bare", 0)
+
+
+def test_the_seed_decides_generated_samples_and_not_those_of_files(suite, tmp_path):
+    found, checkpoint, encoder = suite()
+    made = found.datasets(checkpoint, encoder)[0].records
+    path = tmp_path / "data" / "1000" / "niah_single_1.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in made))
+    argv = ["--method", "snapkv", "--model_path", str(tmp_path / "model"), "--tasks", "niah_single_1"]
+    settings, _ = cli.parse([*argv, "--lengths", "1000", "--data_dir", str(tmp_path / "data")], RulerSettings)
+    assert found.reads_seed and not settings.checked(METHODS).suite().reads_seed
 
 
 def test_all_lengths_are_checked_before_the_first_sample_is_made(suite, monkeypatch):
