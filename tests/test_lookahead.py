@@ -37,11 +37,20 @@ def test_the_next_items_are_begun_before_they_are_asked_for():
 
 
 def test_leaving_early_drops_what_was_not_begun():
-    done = []
-    results = ahead(done.append, range(100), count=3)
+    done, begun, gate = [], threading.Event(), threading.Event()
+
+    def work(n):
+        if n == 1:
+            begun.set()
+            gate.wait(10)
+        done.append(n)
+
+    results = ahead(work, range(100), count=3)
     next(results)
+    assert begun.wait(10)
+    threading.Timer(0.2, gate.set).start()  # leaving waits for the item that was begun
     results.close()
-    assert len(done) <= 5
+    assert done == [0, 1]
 
 
 def test_an_exit_of_the_process_is_not_swallowed():
