@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerFast
 
 from kvfactory.assets import model_path
 from kvfactory.needle.grid import depths
@@ -54,6 +54,19 @@ def split_at_needle(tokenizer, ids: list[int], needle: Needle) -> tuple[str, str
     before, mark, after = tokenizer.decode(ids).partition(f"\n{needle.text}\n")
     assert mark
     return before, after
+
+
+def test_an_ideographic_full_stop_ends_a_sentence():
+    class Characters:
+        def __call__(self, text, **more):
+            return BatchEncoding({"input_ids": [ord(letter) for letter in text]})
+
+        def decode(self, ids, **more):
+            return "".join(map(chr, ids))
+
+    needle = Needle("own", "Needle", "Where?", ("needle",))
+    ids = NeedleHaystack(Characters(), HaystackText(("面包很好。水也很好",), "a.txt")).place(200 + 8 + 8, 99, needle)
+    assert "".join(map(chr, ids)) == "面包很好。\nNeedle\n水也很"
 
 
 @pytest.mark.parametrize("needle", NEEDLES, ids=lambda n: n.name)

@@ -47,6 +47,13 @@ def test_fits_and_its_neighbour_does_not(target, most, wobble):
         first = first or found
 
 
+def test_counts_that_jump_are_halved_and_not_crept_up_to():
+    def count(text: str, prefix: str) -> int:
+        return len(text.split()) if len(text.split()) < 3000 else 10**7
+
+    assert fit(WordMaker(most=1), "a", count, 5000).tokens == 2999
+
+
 def test_few_counts_with_a_guess():
     maker, count = WordMaker(), Counter()
     first = fit(maker, "0", count, 20_000)

@@ -13,6 +13,7 @@ from kvfactory.ruler.fit import fit
 from kvfactory.ruler.generate import check_length, generate_task, maker_for, source_facts, source_of, write_task
 from kvfactory.ruler.tasks import RULER_TASKS, get_ruler_task
 from kvfactory.ruler.texts import Sources
+from kvfactory.version import __version__
 
 
 def words(text: str, prefix: str) -> int:
@@ -118,9 +119,10 @@ def test_refusals():
                  lambda: next(generate_task("vt", 100, 1, 1, words, sources))):  # fmt: skip
         with pytest.raises(
             ValueError, match=r"--lengths 100 is too short for vt: .* answer up to 30, so it needs \d+$"
-        ):
+        ) as raised:
             call()
-    check_length("vt", 1000, 1, words, sources)
+        needed = int(re.search(r"needs (\d+)$", str(raised.value)).group(1))
+        check_length("vt", needed, 1, words, sources)
     with pytest.raises(ValueError, match="Did you mean niah_single_1"):
         next(generate_task("niah_single1", 100, 1, 1, words, sources))
     with pytest.raises(ValueError, match="--num_samples 0 must be at least 1"):
@@ -193,7 +195,7 @@ class TestCommandLine:
         assert records == list(generate_task("vt", 700, 3, 42, words, Sources()))
         record = json.loads((self.output / "900" / "niah_single_2.meta.json").read_text())
         assert (record["seed"], record["num_samples"], record["source"]["name"]) == (42, 3, "own")
-        assert record["wrap"] == ["bare", "", ""]
+        assert record["wrap"] == ["bare", "", ""] and record["version"] == __version__
 
     def test_lengths_count_the_chat_template_and_the_prefix_behind_it(self, capsys):
         call = ("--lengths", "700", "--tasks", "vt", "--num_samples", "1")
