@@ -56,10 +56,11 @@ def split_at_needle(tokenizer, ids: list[int], needle: Needle) -> tuple[str, str
     return before, after
 
 
-def test_an_ideographic_full_stop_ends_a_sentence():
+def test_ideographic_full_stops_and_no_special_tokens():
     class Characters:
         def __call__(self, text, **more):
-            return BatchEncoding({"input_ids": [ord(letter) for letter in text]})
+            start = [ord("^")] if more.get("add_special_tokens", True) else []
+            return BatchEncoding({"input_ids": [*start, *map(ord, text)]})
 
         def decode(self, ids, **more):
             return "".join(map(chr, ids))

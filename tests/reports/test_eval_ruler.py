@@ -131,6 +131,13 @@ def test_cells_averages_and_errors(cli, folder, capsys):
         assert "-1" not in content and "nan" not in content.lower()
 
 
+def test_lengths_are_ordered_as_numbers(cli, tmp_path):
+    for length in (512, 4096, 16384):
+        write(tmp_path / str(length) / "vt" / "FullKV.json", [row(0, "cat dog")])
+    assert run(cli, "--results_dir", tmp_path) == 0
+    assert list(read_csv(tmp_path)) == [("FullKV", 512), ("FullKV", 4096), ("FullKV", 16384)]
+
+
 def test_all_and_part_by_task(cli, tmp_path):
     for task in RULER_TASKS:
         write(tmp_path / "512" / task / "FullKV.json", [row(0, "a cat", task=task), row(1, "cat dog", task=task)])
