@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kvfactory import cli, listing
 from kvfactory.launcher import ShardFailed, launch
 from kvfactory.preparation import prepare
-from kvfactory.reports.stop import STOPPED, StopSignal
+from kvfactory.reports.stop import STOPPED, StopSignal, interruptible
 from kvfactory.run_settings import RunSettings
 from kvfactory.runner import execute, merge
 from kvfactory.summary import summary
@@ -27,7 +27,8 @@ def run(settings_class: type[RunSettings], argv: Sequence[str]) -> int:
         if settings.list_methods:
             print(listing.capability_table())
             return listing.verify() if settings.verify else 0
-        job = prepare(settings, given)
+        with interruptible():  # samples may be generated here, which takes minutes
+            job = prepare(settings, given)
         if job.settings.launcher is not None:
             code = launch(job, argv)
         elif settings.merge_shards:

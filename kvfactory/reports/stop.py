@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -38,3 +41,23 @@ class StopSignal:
         self.requested = True
         text = f"\n{signal.Signals(number).name}: stopping after this example; once more stops at once\n"
         os.write(2, text.encode("ascii"))  # sys.stderr may be in the middle of a write of its own
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Lets SIGTERM interrupt as SIGINT does, by KeyboardInterrupt: where nothing is written that a stop could cut off.
+
+    Outside the main thread, which alone may set handlers, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    former = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if former is None else former)

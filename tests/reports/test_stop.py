@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from kvfactory.reports.stop import STOPPED, StopSignal
+from kvfactory.main import run
+from kvfactory.reports.stop import STOPPED, StopSignal, interruptible
+from kvfactory.suites.longbench import LongBenchSettings
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -46,3 +49,21 @@ with StopSignal() as stop, ResultFile(sys.argv[1], ["a", "b", "c"]) as results:
     )
     assert (done.returncode, STOPPED) == (75, 75)
     assert path.read_text() == '{"_id": "b"}\n{"_id": "c"}\n'
+
+
+def test_sigterm_interrupts_where_nothing_is_written_yet():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        with interruptible():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_runner_that_is_stopped_while_it_prepares_says_75(monkeypatch):
+    def stopped(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setattr("kvfactory.main.prepare", stopped)
+    assert run(LongBenchSettings, ["--method", "fullkv", "--model_path", "m"]) == STOPPED
