@@ -347,7 +347,10 @@ def test_the_scripts_run_all_13_tasks_and_score_them(model, tmp_path):
         ({"lengths": "1000,300"}, "--lengths 300 is too short for niah_single_1"),
         ({"tasks": "vt", "lengths": 600}, "--lengths 600 is too short for vt"),
         ({"lengths": 2049}, "--lengths 2049 is above the model's window of 2048 tokens"),
-        ({"lengths": 2048, "max_new_tokens": 400}, "--lengths 2048, task niah_single_1: a prompt of"),
+        (
+            {"lengths": 2048, "max_new_tokens": 400},
+            "--lengths 2048, task niah_single_1, index 1 with --max_new_tokens 400: a prompt of",
+        ),
         ({"num_samples": 0}, "--num_samples 0 must be at least 1"),
         ({"data_dir": "."}, "--num_samples is read when samples are generated, but --data_dir"),
         ({"essays_dir": "nowhere", "tasks": "niah_single_2"}, "--essays_dir nowhere does not exist"),
@@ -384,7 +387,10 @@ def test_a_template_asked_for_and_absent(argv, capsys, monkeypatch, tmp_path):
         ([OLD, OLD | {"index": 1, "answer_prefix": " It"}], "a file must keep to one layout"),
         ([OLD, OLD], "line 2: index 0 is already used on line 1"),
         ([], "no records"),
-        ([OLD, OLD | {"index": 1, "input": "a" * 2100}], "--lengths 1000, task vt: a prompt of 2"),
+        (
+            [OLD, OLD | {"index": 1, "input": "a" * 2100}],
+            "--lengths 1000, task vt, index 1 with --max_new_tokens 4: a prompt of 2",
+        ),
         (None, "no RULER data for 1000/vt.jsonl"),
     ],
 )
