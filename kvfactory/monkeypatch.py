@@ -142,6 +142,7 @@ class Attachment:
         self.graph_engines: dict[int, Any] = {}
         self._wants_fusing = fuse
         self._fused: fused_model.Fused | None = None
+        self._fusing = 0
         self.told_obstacle = False
         for slot, cluster in zip(self.slots, self.clusters(plan), strict=True):
             slot.cluster = cluster
@@ -218,11 +219,13 @@ class Attachment:
         if self._fused is None:
             yield
             return
+        self._fusing += 1  # one decoding may go on inside another
         self._fused.switch(True)
         try:
             yield
         finally:
-            self._fused.switch(False)
+            self._fusing -= 1
+            self._fused.switch(self._fusing > 0)
 
     def _take_over_cache(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Forward pre-hook: swaps an empty cache of transformers for ours and refuses what cannot work."""

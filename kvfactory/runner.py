@@ -226,6 +226,7 @@ class Sweep:
                     if request.tag.record["_id"] not in run.files.results[part.name].done:
                         self._write(run, part, request.tag, output, progress)
                 self._verify(self._sharing[id(plan)][0], request, output)
+                del request, output  # the next prompt runs while this loop waits: its peak has no room for old caches
         finally:
             if progress is not None:
                 progress.close()

@@ -364,6 +364,12 @@ def test_only_kvfactorys_own_decoding_runs_fused(monkeypatch):
     assert calls == []
     generate(model, random_prompt(40, seed=1), 3, eos_token_id=[])
     assert calls == [True, False]
+    attachment = model.__dict__["_kvfactory_attachment"]
+    with attachment.fused():
+        generate(model, random_prompt(40, seed=1), 3, eos_token_id=[])
+        assert calls[2:] == [True, True, True]  # still on: the outer one is not done
+    assert calls[5:] == [False]
+    del calls[2:]
     detach(model)
     assert calls == [True, False, "removed"]
     attach(model, "snapkv", max_capacity_prompt=32, fuse=False)
