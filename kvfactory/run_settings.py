@@ -7,6 +7,7 @@ methods are declared with the methods, those of a benchmark with its suite (`kvf
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -99,7 +100,7 @@ def same_flag(name: str, *, alias: tuple[str, ...]) -> Any:
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class RunSettings(ABC):
     """The shared flags. `checked` returns them with canonical names, or refuses them.
 
     Attributes:
@@ -308,9 +309,9 @@ class RunSettings:
         """Values that a benchmark gives to settings of `method` which were not given; none unless it says so."""
         return {}
 
+    @abstractmethod
     def suite(self) -> Suite:
         """The benchmark of these settings, its data read as far as that needs no model."""
-        raise NotImplementedError
 
     def _check_shards(self, launcher: str | None) -> None:
         count = 1 if self.num_shards is None else self.num_shards

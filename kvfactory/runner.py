@@ -84,8 +84,8 @@ def execute(job: Job, stop: StopSignal) -> int:
             Sweep(job, active, attachment, stop).run()
         finally:
             detach(model)
-            for run in active:
-                run.files.exit_code = run.outcome(stop)
+        for run in active:  # after an error the records say none
+            run.files.exit_code = run.outcome(stop)
         return max(run.files.exit_code for run in active)
 
 
@@ -224,8 +224,7 @@ class Sweep:
             for request, output, plan in rows:
                 for run in self._sharing[id(plan)]:
                     if request.tag.record["_id"] not in run.files.results[part.name].done:
-                        self._write(run, part, request.tag, output, progress)
-                self._verify(self._sharing[id(plan)][0], request, output)
+                        self._write(run, part, request.tag, output, progress, request)
                 del request, output  # the next prompt runs while this loop waits: its peak has no room for old caches
         finally:
             if progress is not None:
@@ -251,9 +250,10 @@ class Sweep:
             leaders = [runs[0].planned.plan for runs in self._sharing.values() if any(run in missing for run in runs)]
             yield example.request(self.job, part, leaders)
 
-    def _verify(self, run: ActiveRun, request: Request, output: RowOutput | Exception) -> None:
-        """--verify_decode: the first example of a graph run once more in the loop."""
-        if not self.job.settings.verify_decode or run.verified or isinstance(output, Exception):
+    def _verify(self, run: ActiveRun, request: Request, output: RowOutput) -> None:
+        """--verify_decode: the first example of a graph run once more in the loop, before its row is written."""
+        decodes = id(run.planned.plan) in self._sharing  # others get the rows of a run that does
+        if not self.job.settings.verify_decode or run.verified or not decodes:
             return
         run.verified = True
         if run.planned.decode == "graph":
@@ -266,6 +266,7 @@ class Sweep:
         example: Example,
         output: RowOutput | Exception,
         progress: Progress | None,
+        request: Request | None = None,
     ) -> None:
         """The example's row, or the row that says why it has none: one bad example does not end a sweep."""
         alone = self.job.settings.eval_batch_size == 1 and len(self.active) == 1
@@ -283,6 +284,8 @@ class Sweep:
             print(f"failed: {part.name}/{record['_id']}: {text}", file=sys.stderr, flush=True)
             row = {"_id": record["_id"], "dataset": part.name} | self.job.suite.place(record) | {"error": text}
             self._halted |= self.job.settings.fail_fast
+        else:
+            self._verify(run, request, output)
         run.files.results[part.name].append(row)
         if progress is not None:
             progress.step(row.get("score"))

@@ -160,7 +160,7 @@ def test_every_graph_run_of_a_call_is_verified(run, graph_runs):
 
 
 def test_a_mismatch_ends_the_run_with_exit_code_1(run, graph_runs, monkeypatch, capsys):
-    """The row stays: the same command goes on behind it, in the loop if asked to."""
+    """The row is no result, and the record has no exit code."""
     body = GraphEngine._body
 
     def broken(self):
@@ -175,9 +175,9 @@ def test_a_mismatch_ends_the_run_with_exit_code_1(run, graph_runs, monkeypatch, 
     printed = capsys.readouterr()
     assert "token 1 is not the loop's" in printed.err and "use --decode loop, and report this" in printed.err
     assert "Traceback" not in printed.err and printed.out == ""
-    [file] = run.save_dir.rglob("hotpotqa/*.json")
-    [row] = map(json.loads, file.read_text().splitlines())
-    assert row["_id"].startswith("hotpotqa-") and row["new_tokens"] == 5
+    assert not list(run.save_dir.rglob("hotpotqa/*.json"))
+    [file] = run.save_dir.rglob("meta/*.json")
+    assert json.loads(file.read_text())["segments"][-1]["exit"] is None
 
 
 def test_rows_and_record_equal_those_of_the_loop(run, checkpoint, tmp_path, graph_runs, monkeypatch):
