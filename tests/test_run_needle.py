@@ -6,12 +6,12 @@ import csv
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from killing import kill_inside_row
 from tiny_checkpoint import save_checkpoint
 
 import run_needle_in_haystack as runner
@@ -218,33 +218,12 @@ def test_a_larger_grid_extends_a_finished_one(argv, tmp_path, capsys):
     assert "which is not among this run's 3 examples" in capsys.readouterr().err
 
 
-KILLED = """
-import os, signal, sys
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, sys.argv[1])
-import run_needle_in_haystack as runner
-from kvfactory.reports import records
-after = int(sys.argv[2])
-real, count = os.write, [0]
-def write(fd, data):
-    count[0] += bytes(data[:11]) == b'{"question"'
-    if count[0] == after:  # half of a row is written
-        real(fd, bytes(data[: len(data) // 2]))
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(fd, data)
-records.os.write = write
-runner.main(sys.argv[3:])
-"""
-
-
 def test_killed_in_the_middle_of_a_row_and_resumed(argv, tmp_path):
     argv |= {"method": "snapkv,random"}
     assert runner.main(typed(argv)) == 0
     killed = typed(argv | {"save_dir": tmp_path / "killed"})
     after = random.randrange(2, 18)
-    done = subprocess.run([sys.executable, "-c", KILLED, ROOT, str(after), *killed], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, (after, done.stderr)
+    kill_inside_row("run_needle_in_haystack", "question", after, killed)
     assert rows(tmp_path / "killed") != rows(tmp_path / "out") and not pictures(tmp_path / "killed")
     assert runner.main(killed) == 0
     assert rows(tmp_path / "killed") == rows(tmp_path / "out"), f"killed in row {after}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from killing import kill_inside_row
 from tiny_checkpoint import save_checkpoint
 
 import eval_ruler
@@ -212,33 +212,12 @@ def test_a_finished_run_does_not_go_on_with_other_samples(argv, data, tmp_path, 
     assert "generated.source.name" in capsys.readouterr().err
 
 
-KILLED = """
-import os, random, signal, sys
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, sys.argv[1])
-import run_ruler
-from kvfactory.reports import records
-after = int(sys.argv[2])
-real, count = os.write, [0]
-def write(fd, data):
-    count[0] += bytes(data[:8]) == b'{"input"'
-    if count[0] == after:  # half of a row is written
-        real(fd, bytes(data[: len(data) // 2]))
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(fd, data)
-records.os.write = write
-run_ruler.main(sys.argv[3:])
-"""
-
-
 def test_killed_in_the_middle_of_a_row_and_resumed(argv, tmp_path):
     argv |= {"method": "snapkv,random", "lengths": 1000, "num_samples": 3}
     assert run_ruler.main(typed(argv)) == 0
     killed = typed(argv | {"save_dir": tmp_path / "killed"})
     after = random.randrange(2, 12)
-    done = subprocess.run([sys.executable, "-c", KILLED, ROOT, str(after), *killed], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, (after, done.stderr)
+    kill_inside_row("run_ruler", "input", after, killed)
     assert rows(tmp_path / "killed") != rows(tmp_path / "out")
     assert run_ruler.main(killed) == 0
     assert rows(tmp_path / "killed") == rows(tmp_path / "out"), f"killed in row {after}"
