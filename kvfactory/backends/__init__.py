@@ -7,6 +7,7 @@ attended, broadcastable to (B, Hq, t, n), and excludes `causal`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,13 +60,14 @@ class Backend:
     """A named backend; calling it attends.
 
     Attributes:
-        segments: how it reads segments of unequal length; None where masked calls over padded copies do it.
+        segments_for: queries (S, G, D) -> how it reads segments of unequal length with them; None where masked calls
+            over padded copies do.
         attend_with_lse: how it attends and leaves the log-sum-exp too; None where it never does.
     """
 
     name: str
     attend: Attend
-    segments: AttendSegments | None = None
+    segments_for: Callable[[torch.Tensor], AttendSegments | None] = lambda q: None
     attend_with_lse: AttendWithLse | None = None
 
     def __call__(
@@ -87,19 +89,18 @@ def get_backend(name: str) -> Backend:
     Raises:
         ValueError: unknown name, or a package that is not installed.
     """
-    segments: AttendSegments | None = None
-    attend_with_lse: AttendWithLse | None = None
     if name == "eager":
         from kvfactory.backends.eager import attend
-        from kvfactory.kernels.reference import segment_decode as segments
-    elif name == "sdpa":
-        from kvfactory.backends.sdpa import attend, attend_with_lse
-    elif name in ("flash_attention_2", "flash_attention_3"):
+        from kvfactory.kernels.reference import segment_decode
+
+        return Backend(name, attend, lambda q: segment_decode)
+    if name == "sdpa":
+        from kvfactory.backends.sdpa import attend, attend_with_lse, segments_for
+
+        return Backend(name, attend, segments_for, attend_with_lse)
+    if name in ("flash_attention_2", "flash_attention_3"):
         from kvfactory.backends.flash import make_backend
 
         attend, segments, attend_with_lse = make_backend(name)
-    else:
-        raise ValueError(
-            f"--attn_implementation {name!r} is not one of eager, sdpa, flash_attention_2, flash_attention_3"
-        )
-    return Backend(name, attend, segments, attend_with_lse)
+        return Backend(name, attend, lambda q: segments, attend_with_lse)
+    raise ValueError(f"--attn_implementation {name!r} is not one of eager, sdpa, flash_attention_2, flash_attention_3")

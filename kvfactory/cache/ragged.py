@@ -194,9 +194,10 @@ class RaggedStore(Store):
     ) -> torch.Tensor:
         R, Hq, t, D = q.shape
         G = Hq // self.stored_heads
-        if backend.segments is not None and t == 1 and visible is None:
-            out = backend.segments(q.reshape(-1, G, D), *self.segments(), scale=scale)
-            return out.view(R, Hq, 1, D).transpose(1, 2)
+        if t == 1 and visible is None:
+            queries = q.reshape(-1, G, D)
+            if (read := backend.segments_for(queries)) is not None:
+                return read(queries, *self.segments(), scale=scale).view(R, Hq, 1, D).transpose(1, 2)
         return self._attend_bucketed(q, scale, backend, visible)
 
     def _attend_bucketed(

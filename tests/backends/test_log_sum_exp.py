@@ -129,7 +129,7 @@ def test_sdpa_takes_the_kernel_that_it_would_choose(reported, monkeypatch):
         _scaled_dot_product_flash_attention=operator("flash", 0),
     )
     monkeypatch.setattr(torch.ops, "aten", ops)
-    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, **__: {"math": 0, "flash": 1, "cudnn": 3}[reported])
+    monkeypatch.setattr(sdpa, "_chosen", lambda *_: {"math": 0, "flash": 1, "cudnn": 3}[reported])
     monkeypatch.setattr(sdpa, "attend_proven", functools.partial(first, seen))
     q, k, v = (torch.randn(1, h, 19, 8, generator=torch.Generator().manual_seed(h)) for h in (4, 2, 2))
     got = sdpa.attend_with_lse(q, k, v, scale=0.3)
