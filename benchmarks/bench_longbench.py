@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import random
 import tempfile
 import time
 from collections.abc import Iterator
@@ -41,11 +42,17 @@ def output_lengths(kind: str, new_tokens: int) -> Iterator[int]:
     return itertools.repeat(new_tokens) if kind == "fixed" else itertools.cycle(limits)
 
 
+def prompt_lengths(kind: str, longest: int, examples: int, seed: int) -> list[int]:
+    """Tokens of one prompt after the other: always the same, or drawn between half of that and that."""
+    draw = random.Random(seed)
+    return [longest if kind == "fixed" else draw.randint(-(-longest // 2), longest) for _ in range(examples)]
+
+
 def requests(
-    model: PreTrainedModel, plans: list[Plan], prompt: int, lengths: Iterator[int], examples: int, seed: int
+    model: PreTrainedModel, plans: list[Plan], prompts: list[int], lengths: Iterator[int], seed: int
 ) -> Iterator[Request]:
     """Prompts made when they are asked for, as the runner encodes its own; nothing stops before its length."""
-    for i, length in zip(range(examples), lengths, strict=False):
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=False)):
         yield Request(random_ids(model, prompt, seed + i), length, 0, [], plans, example_id=f"benchmark/{i}")
 
 
@@ -82,11 +89,11 @@ def measure_rate(args: argparse.Namespace, model: PreTrainedModel, plan: Plan, b
     longest = max(itertools.islice(output_lengths(args.output_lengths, args.new_tokens), len(DEFAULT_DATASETS)))
     with attached(model, plan, args.attn_implementation):
         checked_decode(model, [plan], args.decode)
-        warm_up = requests(model, [plan], args.prompt, itertools.repeat(longest), 1, args.seed)
+        warm_up = requests(model, [plan], [args.prompt], itertools.repeat(longest), args.seed)
         first = generate_all(model, warm_up, batch, args.decode)
         examples = max(args.examples, 2 * batch) if batch > 1 else args.examples
-        stream = requests(model, [plan], args.prompt, lengths, examples, args.seed)
-        facts = generate_all(model, stream, batch, args.decode)
+        prompts = prompt_lengths(args.prompt_lengths, args.prompt, examples, args.seed)
+        facts = generate_all(model, requests(model, [plan], prompts, lengths, args.seed), batch, args.decode)
     seconds = facts["seconds"] / examples
     return facts | {
         "first_example_s": first["seconds"],
@@ -103,7 +110,7 @@ def measure_sweep(args: argparse.Namespace, model: PreTrainedModel, plans: list[
     size = args.sweep_batch
 
     def stream(chosen: list[Plan]) -> Iterator[Request]:
-        return requests(model, chosen, args.prompt, itertools.repeat(args.new_tokens), size, args.seed)
+        return requests(model, chosen, [args.prompt] * size, itertools.repeat(args.new_tokens), args.seed)
 
     # As the runner does: at batch 1 rows decode one after the other, else every plan brings its own rows.
     joint_batch = size * len(plans) if size > 1 else 1
@@ -132,6 +139,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     flags.add_argument("--budgets", default="2048")
     flags.add_argument("--batch_sizes", default="1,16", help="as --eval_batch_size of the runner")
     flags.add_argument("--prompt", type=int, default=8192)
+    flags.add_argument(
+        "--prompt_lengths", default="fixed", choices=("fixed", "varied"), help="varied: from half of --prompt up to it"
+    )
     flags.add_argument("--new_tokens", type=int, default=128)
     flags.add_argument(
         "--output_lengths", default="fixed", choices=("fixed", "longbench"), help="longbench: its sets' limits in turn"
@@ -178,6 +188,7 @@ def run(argv: list[str] | None = None) -> int:
             for batch in args.batch_sizes:
                 facts = {"kind": "rate"} | case._asdict() | {"prompt": args.prompt, "batch": batch}
                 facts |= {"decode": args.decode, "output_lengths": args.output_lengths}
+                facts |= {"prompt_lengths": args.prompt_lengths}
                 log.case(facts, lambda case=case, batch=batch: measure_rate(args, model, planned(case), batch))
         if args.sweep_batch:
             swept = list(cases(args.sweep_methods, args.sweep_budgets, ["kv_head"], args.prompt))
@@ -193,9 +204,9 @@ def report(records: list[dict[str, Any]]) -> str:
     for record in records:
         if record["kind"] == "rate":
             rows.append([record.get(name) for name in head])
-        case = (record.get("method"), record.get("budget"), record.get("prompt"), record.get("output_lengths"))
+        case = [record.get(name) for name in ("method", "budget", "prompt", "prompt_lengths", "output_lengths")]
         value, limit, target = None, None, None
-        if case == ("SnapKV", 2048, 8192, "fixed") and record["batch"] in SECONDS_PER_EXAMPLE:
+        if case == ["SnapKV", 2048, 8192, "fixed", "fixed"] and record["batch"] in SECONDS_PER_EXAMPLE:
             value, limit = record.get("seconds_per_example"), SECONDS_PER_EXAMPLE[record["batch"]]
             target = f"seconds per example, batch {record['batch']}"
         elif record["kind"] == "sweep":

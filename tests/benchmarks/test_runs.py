@@ -130,6 +130,17 @@ def test_longbench(tmp_path, capsys):
     assert sweep["share"] == pytest.approx(sweep["together_s"] / sweep["apart_s"], rel=1e-3)
 
 
+def test_prompts_are_alike_or_drawn_between_half_and_all_of_the_longest():
+    assert bench_longbench.prompt_lengths("fixed", 301, 3, 0) == [301] * 3
+    drawn = bench_longbench.prompt_lengths("varied", 7, 200, 0)
+    assert set(drawn) == {4, 5, 6, 7}
+    assert (
+        drawn
+        == bench_longbench.prompt_lengths("varied", 7, 200, 0)
+        != bench_longbench.prompt_lengths("varied", 7, 200, 1)
+    )
+
+
 def test_output_lengths_follow_the_benchmark():
     lengths = bench_longbench.output_lengths("longbench", 7)
     assert [next(lengths) for _ in range(17)] == [
