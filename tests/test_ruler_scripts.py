@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
+from shell_scripts import ROOT, SIX, run_script
 
-ROOT = Path(__file__).resolve().parent.parent
-SIX = ("0", "snapkv", "128", "sdpa", "./x/", "some/model")
 RULER, NEEDLE = "scripts_ruler/eval.sh", "scripts_needle/eval.sh"
 ORDER = "CUDA_VISIBLE_DEVICES method max_capacity_prompts attn_implementation source_path model_path"
 
 
 @pytest.fixture
 def bash(tmp_path):
-    """Runs a script; the interpreter it starts is a stand-in that writes its arguments down, one a line."""
-    script = tmp_path / "python"
-    script.write_text('#!/usr/bin/env bash\necho "CUDA=$CUDA_VISIBLE_DEVICES"\nprintf "%s\\n" "$@"\n')
-    script.chmod(0o755)
-    unset = ("DATA_DIR", "LENGTHS", "METHODS")
-
-    def call(name, *arguments, **environment):
-        env = {k: v for k, v in os.environ.items() if k not in unset} | {"PYTHON": str(script)} | environment
-        command = ["bash", ROOT / "scripts" / name, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
-
-    return call
+    return partial(run_script, tmp_path)
 
 
 def words(done):

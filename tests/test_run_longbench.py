@@ -1,8 +1,7 @@
-"""run_longbench.py from outside: exit codes, refusals that write nothing, kills, signals, shell scripts, real model."""
+"""run_longbench.py from outside: exit codes, refusals that write nothing, kills, signals, real model."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -13,22 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+import calls
 import pytest
+from calls import rows, typed, wait_for_row
 from tiny_checkpoint import make_record, save_checkpoint, write_dataset, write_records
 
-from kvfactory.data.tasks import DEFAULT_DATASETS
+import run_longbench
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = ROOT / "scripts" / "scripts_longBench"
-TIMINGS = ("prefill_s", "decode_s", "rows_in_flight", "peak_mem_bytes")
-
-
-@pytest.fixture(scope="module")
-def cli():
-    spec = importlib.util.spec_from_file_location("kvfactory_run_longbench", ROOT / "run_longbench.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -57,62 +48,40 @@ def argv(model, data, tmp_path):
     return flags | {"datasets": "hotpotqa", "max_capacity_prompts": 32, "device": "cpu", "max_new_tokens": 4}
 
 
-def typed(flags, *switches):
-    return [str(part) for name, value in flags.items() for part in (f"--{name}", value)] + list(switches)
-
-
 def files_below(folder):
     return sorted(path.relative_to(folder) for path in folder.rglob("*")) if folder.exists() else []
 
 
-def rows(folder):
-    """{file below folder: rows without timings} of all result files."""
-    found = {}
-    for path in sorted(folder.rglob("*.json")):
-        if path.parent.name != "meta":
-            lines = [json.loads(line) for line in path.read_text().split("\n") if line]
-            found[str(path.relative_to(folder))] = [{k: v for k, v in row.items() if k not in TIMINGS} for row in lines]
-    return found
+def refused(capsys, arguments):
+    return calls.refused(capsys, run_longbench.main, arguments)
 
 
-def refused(cli, capsys, arguments):
-    """Runs a call that must be refused -> the sentence."""
-    try:
-        code = cli.main(arguments)
-    except SystemExit as end:
-        code = end.code
-    error = capsys.readouterr().err
-    assert code == 2, error
-    assert error.startswith("run_longbench.py: ") and error.count("\n") == 1, error
-    return error
-
-
-def test_a_call_ends_with_the_table(cli, argv, capsys, tmp_path):
-    assert cli.main(typed(argv)) == 0
+def test_a_call_ends_with_the_table(argv, capsys, tmp_path):
+    assert run_longbench.main(typed(argv)) == 0
     out, error = capsys.readouterr()
     assert out.startswith("| method") and "python eval.py --results_dir" in out
     assert "hotpotqa 4/4" in error
-    assert cli.main(typed(argv, "--quiet")) == 0  # nothing left to do, the table again
+    assert run_longbench.main(typed(argv, "--quiet")) == 0  # nothing left to do, the table again
     again = capsys.readouterr()
     assert again.out == out and "4/4" not in again.err
 
 
-def test_a_row_without_its_fields_is_refused(cli, argv, capsys, tmp_path):
-    assert cli.main(typed(argv)) == 0
+def test_a_row_without_its_fields_is_refused(argv, capsys, tmp_path):
+    assert run_longbench.main(typed(argv)) == 0
     [file] = (tmp_path / "out").glob("*/hotpotqa/*.json")
     lines = file.read_text().splitlines()
     damaged = "\n".join([*lines[:-1], '{"_id":"hotpotqa-3"}']) + "\n"
     file.write_text(damaged)
     capsys.readouterr()
-    assert cli.main(typed(argv)) == 2  # after the notes
+    assert run_longbench.main(typed(argv)) == 2  # after the notes
     error = capsys.readouterr().err
     assert f"\nrun_longbench.py: {file}: the row with _id 'hotpotqa-3' has no pred" in error
     assert "Traceback" not in error
     assert file.read_text() == damaged
 
 
-def test_eval_recomputes_the_table(cli, argv, tmp_path, capsys):
-    assert cli.main(typed(argv | {"method": "snapkv,fullkv"})) == 0
+def test_eval_recomputes_the_table(argv, tmp_path, capsys):
+    assert run_longbench.main(typed(argv | {"method": "snapkv,fullkv"})) == 0
     folder = tmp_path / "out" / "tiny_32"
     done = subprocess.run(
         [sys.executable, ROOT / "eval.py", "--results_dir", folder], capture_output=True, text=True, check=True
@@ -121,7 +90,7 @@ def test_eval_recomputes_the_table(cli, argv, tmp_path, capsys):
     assert (folder / "results.csv").is_file()
 
 
-# --- bad input -----------------------------------------------------------------------------------------------------
+# --- bad input
 
 
 @pytest.mark.parametrize(
@@ -165,16 +134,16 @@ def test_eval_recomputes_the_table(cli, argv, tmp_path, capsys):
         ({"no_such_flag": 1}, "unknown argument --no_such_flag"),
     ],
 )
-def test_bad_arguments_write_nothing(cli, argv, capsys, tmp_path, monkeypatch, changes, told):
+def test_bad_arguments_write_nothing(argv, capsys, tmp_path, monkeypatch, changes, told):
     monkeypatch.setattr("kvfactory.runner.load_model", lambda *a: pytest.fail("weights were loaded"))
     before = files_below(tmp_path)
-    assert told in refused(cli, capsys, typed(argv | changes))
+    assert told in refused(capsys, typed(argv | changes))
     assert files_below(tmp_path) == before
 
 
-def test_cuda_asked_for_and_absent(cli, argv, capsys, monkeypatch, tmp_path):
+def test_cuda_asked_for_and_absent(argv, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "--device cuda: there is no CUDA device" in refused(cli, capsys, typed(argv | {"device": "cuda"}))
+    assert "--device cuda: there is no CUDA device" in refused(capsys, typed(argv | {"device": "cuda"}))
     assert not (tmp_path / "out").exists()
 
 
@@ -188,76 +157,76 @@ def test_cuda_asked_for_and_absent(cli, argv, capsys, monkeypatch, tmp_path):
         (json.dumps(make_record("hotpotqa", 0)), "hotpotqa.jsonl, line 2: _id 'hotpotqa-0' is already used"),
     ],
 )
-def test_bad_data_is_refused_before_weights_load(cli, argv, data, capsys, monkeypatch, tmp_path, line, told):
+def test_bad_data_is_refused_before_weights_load(argv, data, capsys, monkeypatch, tmp_path, line, told):
     monkeypatch.setattr("kvfactory.runner.load_model", lambda *a: pytest.fail("weights were loaded"))
     good = json.dumps(make_record("hotpotqa", 0))
     (data / "hotpotqa.jsonl").write_text(f"{good}\n{line}\n")
-    assert told in refused(cli, capsys, typed(argv))
+    assert told in refused(capsys, typed(argv))
     assert not (tmp_path / "out").exists()
 
 
-def test_an_answer_that_cannot_be_scored_is_refused(cli, argv, data, capsys, tmp_path):
+def test_an_answer_that_cannot_be_scored_is_refused(argv, data, capsys, tmp_path):
     write_records(data, "passage_retrieval_en", [make_record("hotpotqa", 1)])
-    error = refused(cli, capsys, typed(argv | {"datasets": "passage_retrieval_en"}))
+    error = refused(capsys, typed(argv | {"datasets": "passage_retrieval_en"}))
     assert "passage_retrieval_en.jsonl, _id 'hotpotqa-1' cannot be scored" in error
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_prompt_files_are_refused(cli, argv, data, capsys, tmp_path):
+def test_bad_prompt_files_are_refused(argv, data, capsys, tmp_path):
     (data / "config").mkdir()
     (data / "config" / "dataset2prompt.json").write_text("{")
-    assert "dataset2prompt.json cannot be read as JSON" in refused(cli, capsys, typed(argv))
+    assert "dataset2prompt.json cannot be read as JSON" in refused(capsys, typed(argv))
     (data / "config" / "dataset2prompt.json").write_text('{"hotpotqa": "no place"}')
-    assert "has no {context}" in refused(cli, capsys, typed(argv))
+    assert "has no {context}" in refused(capsys, typed(argv))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_model_is_refused(cli, argv, model, capsys, tmp_path):
+def test_a_damaged_model_is_refused(argv, model, capsys, tmp_path):
     broken = shutil.copytree(model, tmp_path / "broken")
     (broken / "config.json").write_text("{")
-    assert "config.json cannot be read" in refused(cli, capsys, typed(argv | {"model_path": broken}))
+    assert "config.json cannot be read" in refused(capsys, typed(argv | {"model_path": broken}))
     torn = shutil.copytree(model, tmp_path / "torn")
     (torn / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:5000])
-    assert "model.safetensors cannot be read" in refused(cli, capsys, typed(argv | {"model_path": torn}))
+    assert "model.safetensors cannot be read" in refused(capsys, typed(argv | {"model_path": torn}))
     fewer = shutil.copytree(model, tmp_path / "fewer")
     config = json.loads((fewer / "config.json").read_text())
     (fewer / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 5}))
-    assert "says 5 layers" in refused(cli, capsys, typed(argv | {"model_path": fewer}))
+    assert "says 5 layers" in refused(capsys, typed(argv | {"model_path": fewer}))
     assert not (tmp_path / "out").exists()
 
 
-def test_unusual_data_is_data(cli, argv, data, capsys, tmp_path):
+def test_unusual_data_is_data(argv, data, capsys, tmp_path):
     odd = [make_record("hotpotqa", i) for i in range(3)]
     odd[0]["context"] += "\u2028 and \u0085 and {braces} \ud800"
     odd[1]["answers"] = []
     text = "\r\n\r\n".join(json.dumps(record, ensure_ascii=i == 0) for i, record in enumerate(odd))
     (data / "hotpotqa.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert cli.main(typed(argv, "--save_context")) == 0
+    assert run_longbench.main(typed(argv, "--save_context")) == 0
     (found,) = rows(tmp_path / "out").values()
     assert [row["context"] for row in found] == [record["context"] for record in odd]
     assert found[1]["answers"] == [] and found[1]["score"] == 0
 
 
 @pytest.mark.parametrize("template", ["longbench", "none"])
-def test_a_base_model_without_template_and_pad_token_runs(cli, argv, tmp_path, capsys, template):
+def test_a_base_model_without_template_and_pad_token_runs(argv, tmp_path, capsys, template):
     base = save_checkpoint(tmp_path / "base", chat=False)
-    assert cli.main(typed(argv | {"model_path": base, "chat_template": template})) == 0
+    assert run_longbench.main(typed(argv | {"model_path": base, "chat_template": template})) == 0
     capsys.readouterr()
-    error = refused(cli, capsys, typed(argv | {"model_path": base, "chat_template": "tokenizer"}))
+    error = refused(capsys, typed(argv | {"model_path": base, "chat_template": "tokenizer"}))
     assert "this tokenizer has no chat template" in error
 
 
-def test_a_family_off_the_attention_interface(cli, argv, model, capsys, tmp_path):
+def test_a_family_off_the_attention_interface(argv, model, capsys, tmp_path):
     other = shutil.copytree(model, tmp_path / "bloom")
     config = {"model_type": "bloom", "vocab_size": 258, "hidden_size": 32, "n_layer": 3, "n_head": 4}
     (other / "config.json").write_text(json.dumps(config))
-    error = refused(cli, capsys, typed(argv | {"model_path": other, "max_input_length": 500}))
+    error = refused(capsys, typed(argv | {"model_path": other, "max_input_length": 500}))
     assert "supported families" in error or "cannot build this model" in error
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", ["file", "unwritable"])
-def test_a_save_dir_that_cannot_be_written_to(cli, argv, capsys, tmp_path, monkeypatch, kind):
+def test_a_save_dir_that_cannot_be_written_to(argv, capsys, tmp_path, monkeypatch, kind):
     place = tmp_path / "place"
     if kind == "file":
         place.write_text("")
@@ -265,34 +234,26 @@ def test_a_save_dir_that_cannot_be_written_to(cli, argv, capsys, tmp_path, monke
         place = Path("/proc/kvfactory-results")  # no user, root included, can make a folder there
         if not Path("/proc").is_dir():
             pytest.skip("no /proc here")
-    error = refused(cli, capsys, typed(argv | {"save_dir": place}))
+    error = refused(capsys, typed(argv | {"save_dir": place}))
     assert f"--save_dir {place}" in error
 
 
-def test_list_methods(cli, capsys, monkeypatch):
+def test_list_methods(capsys, monkeypatch):
     monkeypatch.setattr("kvfactory.listing.verify", lambda: pytest.fail("not asked for"))
-    assert cli.main(["--list_methods"]) == 0
+    assert run_longbench.main(["--list_methods"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in ("FullKV", "SnapKV", "StreamingLLM"))
     for code in (0, 1):
         monkeypatch.setattr("kvfactory.listing.verify", lambda code=code: code)
-        assert cli.main(["--list_methods", "--verify"]) == code
+        assert run_longbench.main(["--list_methods", "--verify"]) == code
 
 
-# --- other processes ---------------------------------------------------------------------------------------------
+# --- other processes
 
 
 def start(arguments, **options):
     command = [sys.executable, str(ROOT / "run_longbench.py"), *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
-
-
-def wait_for(condition, process, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "the run did not come so far"
-        time.sleep(0.02)
 
 
 def test_nothing_but_our_own_lines_on_stderr_and_from_any_folder(argv, tmp_path):
@@ -304,28 +265,27 @@ def test_nothing_but_our_own_lines_on_stderr_and_from_any_folder(argv, tmp_path)
         assert line.startswith(("note: ", "2 runs ")), error
 
 
-def test_sigterm_stops_after_the_example_and_a_second_process_is_refused(argv, data, tmp_path, cli, capsys):
+def test_sigterm_stops_after_the_example_and_a_second_process_is_refused(argv, data, tmp_path, capsys):
     write_dataset(data, "hotpotqa", 24, length=60)
     argv["max_new_tokens"] = 60
     process = start(typed(argv))
-    found = lambda: list((tmp_path / "out").glob("*/hotpotqa/SnapKV*.json"))  # noqa: E731
-    wait_for(lambda: found() and found()[0].stat().st_size > 0, process)
-    assert "is being written by process" in refused_after_notes(cli, capsys, typed(argv))
+    wait_for_row(process, tmp_path / "out")
+    assert "is being written by process" in refused_after_notes(capsys, typed(argv))
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=300)
     assert process.returncode == 75, error
     assert "SIGTERM" in error
-    (path,) = found()
+    [path] = (tmp_path / "out").glob("*/hotpotqa/SnapKV*.json")
     before = path.read_bytes()
     assert before.endswith(b"\n") and 0 < before.count(b"\n") < 24
     assert not list((tmp_path / "out").rglob("*.lock"))
-    assert cli.main(typed(argv, "--quiet")) == 0
+    assert run_longbench.main(typed(argv, "--quiet")) == 0
     assert path.read_bytes().startswith(before) and path.read_bytes().count(b"\n") == 24
 
 
-def refused_after_notes(cli, capsys, arguments):
+def refused_after_notes(capsys, arguments):
     """A refusal that comes after the notes of the run."""
-    assert cli.main(arguments) == 2
+    assert run_longbench.main(arguments) == 2
     return capsys.readouterr().err
 
 
@@ -371,12 +331,12 @@ print(json.dumps({"killed": killed, "exit": cli.main(arguments)}))
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(24, marks=pytest.mark.slow)])
-def test_kills_at_random_moments_leave_the_file_of_an_uninterrupted_run(argv, data, tmp_path, cli, kills):
+def test_kills_at_random_moments_leave_the_file_of_an_uninterrupted_run(argv, data, tmp_path, kills):
     write_dataset(data, "hotpotqa", 12, length=40)
     write_dataset(data, "trec", 4, length=40)
     argv |= {"datasets": "hotpotqa,trec", "max_new_tokens": 20, "method": "snapkv,random"}
     began = time.monotonic()
-    assert cli.main(typed(argv, "--quiet")) == 0
+    assert run_longbench.main(typed(argv, "--quiet")) == 0
     whole, seed = time.monotonic() - began, random.randrange(10**6)
     killed = argv | {"save_dir": tmp_path / "killed"}
     parts = [json.dumps(typed(killed, "--quiet")), str(kills), str(whole / 2), str(seed)]
@@ -390,113 +350,15 @@ def test_kills_at_random_moments_leave_the_file_of_an_uninterrupted_run(argv, da
     assert not list((tmp_path / "killed").rglob("*.tmp"))
 
 
-# --- shell scripts -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def recorder(tmp_path):
-    """A stand-in for python that writes its arguments down."""
-    script = tmp_path / "python"
-    script.write_text('#!/usr/bin/env bash\necho "CUDA=$CUDA_VISIBLE_DEVICES"\nprintf "%s\\n" "$@"\n')
-    script.chmod(0o755)
-    return script
-
-
-def bash(script, *arguments, recorder, cwd, **environment):
-    env = os.environ | {"PYTHON": str(recorder)} | environment
-    return subprocess.run(["bash", SCRIPTS / script, *arguments], capture_output=True, text=True, env=env, cwd=cwd)
-
-
-SIX = ("0", "snapkv", "128", "sdpa", "./x/", "some/model")
-
-
-def test_eval_sh_passes_the_originals_arguments_on(recorder, tmp_path):
-    done = bash("eval.sh", *SIX, recorder=recorder, cwd=tmp_path)
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0 and lines[0] == "CUDA=0" and lines[1] == str(ROOT / "run_longbench.py")
-    pairs = dict(zip(lines[2::2], lines[3::2], strict=True))
-    pairs.pop("--data_dir", None)
-    assert pairs == {
-        "--method": "snapkv",
-        "--max_capacity_prompts": "128",
-        "--attn_implementation": "sdpa",
-        "--model_path": "some/model",
-        "--save_dir": "./x/results_long_bench",
-        "--use_cache": "True",
-    }
-
-
-@pytest.mark.parametrize(
-    "tail, expected",
-    [
-        (("", "", ""), []),
-        (("none", "None", "8"), []),
-        (("pivot",), ["--merge", "pivot"]),
-        (("none", "kivi", "4"), ["--quant_method", "kivi", "--nbits", "4"]),
-        (("weighted", "kivi"), ["--merge", "weighted", "--quant_method", "kivi"]),
-        (("", "", "8"), []),
-    ],
-)
-def test_eval_sh_drops_what_is_none(recorder, tmp_path, tail, expected):
-    done = bash("eval.sh", *SIX, *tail, recorder=recorder, cwd=tmp_path, DATA_DIR="d")
-    lines = done.stdout.splitlines()
-    start = lines.index("True") + 1
-    assert lines[start:] == [*expected, "--data_dir", "d"]
-
-
-@pytest.mark.parametrize(
-    "arguments, told",
-    [
-        ((), "0 were given"),
-        (SIX[:5], "5 were given"),
-        ((*SIX, "", "", "", "x"), "10 were given"),
-        (("snapkv", *SIX[1:]), "argument 1"),
-        ((*SIX[:2], "many", *SIX[3:]), "argument 3"),
-        ((*SIX[:3], "flash", *SIX[4:]), "argument 4"),
-        (("0", "", *SIX[2:]), "argument 2"),
-        ((*SIX[:5], ""), "argument 6"),
-    ],
-)
-def test_eval_sh_prints_the_order_when_it_is_not_met(recorder, tmp_path, arguments, told):
-    done = bash("eval.sh", *arguments, recorder=recorder, cwd=tmp_path)
-    assert done.returncode == 2 and not done.stdout and told in done.stderr
-    assert "CUDA_VISIBLE_DEVICES method max_capacity_prompts attn_implementation source_path model_path" in done.stderr
-
-
-def test_eval_methods_sh(recorder, tmp_path):
-    done = bash("eval_methods.sh", "", "snapkv,h2o", "all", "auto", "", "m", recorder=recorder, cwd=tmp_path)
-    lines = done.stdout.splitlines()
-    assert lines[0] == "CUDA=" and lines[3] == "snapkv,h2o" and lines[5] == "64,96,128,256,512,1024,2048,4096"
-    done = bash("eval_methods.sh", "", "-", "64,128", "auto", "", "m", recorder=recorder, cwd=tmp_path, METHODS="a,b")
-    assert done.stdout.splitlines()[3:6:2] == ["a,b", "64,128"]
-    for wrong in (SIX[:5], (*SIX, "none"), (*SIX[:2], "some", *SIX[3:]), ("0", "", *SIX[2:])):
-        done = bash("eval_methods.sh", *wrong, recorder=recorder, cwd=tmp_path)
-        assert done.returncode == 2 and "CUDA_VISIBLE_DEVICES methods" in done.stderr and not done.stdout
-
-
-def test_eval_sh_runs_the_real_runner(argv, data, model, tmp_path):
-    for name in DEFAULT_DATASETS:
-        write_dataset(data, name, 1, length=5)
-    done = subprocess.run(
-        ["bash", SCRIPTS / "eval.sh", "", "snapkv", "32", "eager", f"{tmp_path}/o/", model, "none", "None", "8"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHON": sys.executable, "DATA_DIR": str(data)},
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(rows(tmp_path / "o" / "results_long_bench")) == 16
-
-
-# --- the bundled model -------------------------------------------------------------------------------------------
+# --- the bundled model
 
 
 @pytest.mark.slow
-def test_the_bundled_model_on_the_sample_suite(cli, tmp_path, capsys):
+def test_the_bundled_model_on_the_sample_suite(tmp_path, capsys):
     arguments = ["--method", "fullkv,snapkv", "--model_path", "smollm2", "--data_dir", str(ROOT / "data" / "sample")]
     arguments += ["--datasets", "lcc,trec", "--max_num_examples", "2", "--max_capacity_prompts", "128"]
     arguments += ["--kv_cache_granularity", "kv_head", "--save_dir", str(tmp_path / "out"), "--device", "cpu"]
-    assert cli.main(arguments) == 0
+    assert run_longbench.main(arguments) == 0
     out = capsys.readouterr().out
     folder = tmp_path / "out" / "smollm2-135m-instruct_128"
     found = rows(folder)

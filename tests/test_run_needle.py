@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from calls import refused_early, rows, typed
 from killing import kill_inside_row
 from tiny_checkpoint import save_checkpoint
 
@@ -21,7 +22,6 @@ from kvfactory.needle.scores import needle_scores
 from kvfactory.reports.records import read_lines
 
 ROOT = Path(__file__).resolve().parents[1]
-TIMINGS = ("prefill_s", "decode_s", "rows_in_flight", "peak_mem_bytes")
 ROW_FIELDS = (
     *("question", "answers", "pred", "needle", "context_length", "depth_percent", "dataset", "_id", "score", "scores"),
     *("prompt_tokens", "prompt_tokens_raw", "truncated", "question_seen", "new_tokens", "think_tokens", "finish"),
@@ -49,21 +49,7 @@ def argv(model, tmp_path):
     """A call that works, as a dict of flag to value: a grid of 3 x 3 cells."""
     flags = {"method": "snapkv", "model_path": model, "save_dir": tmp_path / "out", "device": "cpu"}
     flags |= {"s_len": 700, "e_len": 1100, "step": 200, "depths": "0,50,100"}
-    return flags | {"max_capacity_prompts": 32, "max_new_tokens": 4}
-
-
-def typed(flags, *switches):
-    return [str(part) for name, value in flags.items() for part in (f"--{name}", value)] + ["--quiet", *switches]
-
-
-def rows(folder):
-    """{file below folder: rows without timings} of all result files."""
-    return {
-        str(path.relative_to(folder)): [
-            {k: v for k, v in line.row.items() if k not in TIMINGS} for line in read_lines(path)[0]
-        ]
-        for path in sorted(folder.glob("*/needle/*.json"))
-    }
+    return flags | {"max_capacity_prompts": 32, "max_new_tokens": 4, "quiet": None}
 
 
 def pictures(folder):
@@ -78,18 +64,7 @@ def table(path):
 
 
 def refused(capsys, arguments, monkeypatch, save_dir):
-    """Runs a call that must be refused before weights load, with nothing written -> the sentence."""
-    monkeypatch.setattr("kvfactory.runner.load_model", lambda *a: pytest.fail("weights were loaded"))
-    capsys.readouterr()
-    try:
-        code = runner.main(arguments)
-    except SystemExit as end:
-        code = end.code
-    error = capsys.readouterr().err
-    assert code == 2, error
-    assert error.startswith("run_needle_in_haystack.py: ") and error.count("\n") == 1, error
-    assert not list(save_dir.rglob("*.json")) if save_dir.exists() else True
-    return error
+    return refused_early(capsys, runner.main, arguments, monkeypatch, save_dir)
 
 
 # --- what is written

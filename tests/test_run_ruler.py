@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from calls import refused_early, rows, typed
 from killing import kill_inside_row
 from tiny_checkpoint import save_checkpoint
 
@@ -23,7 +24,6 @@ from kvfactory.ruler.read import read_ruler
 from kvfactory.ruler.tasks import RULER_TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
-TIMINGS = ("prefill_s", "decode_s", "rows_in_flight", "peak_mem_bytes")
 ROW_FIELDS = (
     *("input", "answers", "pred", "length", "dataset", "context_length", "index", "_id", "score"),
     *("prompt_tokens", "prompt_tokens_raw", "truncated", "question_seen", "new_tokens", "think_tokens", "finish"),
@@ -58,36 +58,11 @@ def argv(model, tmp_path):
     """A call that works, as a dict of flag to value."""
     flags = {"method": "snapkv", "model_path": model, "save_dir": tmp_path / "out", "device": "cpu"}
     flags |= {"tasks": "niah_single_1,niah_multikey_3", "lengths": "1000,1500", "num_samples": 2}
-    return flags | {"max_capacity_prompts": 32, "max_new_tokens": 4}
-
-
-def typed(flags, *switches):
-    return [str(part) for name, value in flags.items() for part in (f"--{name}", value)] + ["--quiet", *switches]
-
-
-def rows(folder):
-    """{file below folder: rows without timings} of all result files."""
-    return {
-        str(path.relative_to(folder)): [
-            {k: v for k, v in line.row.items() if k not in TIMINGS} for line in read_lines(path)[0]
-        ]
-        for path in sorted(folder.glob("*/*/*/*.json"))
-    }
+    return flags | {"max_capacity_prompts": 32, "max_new_tokens": 4, "quiet": None}
 
 
 def refused(capsys, arguments, monkeypatch, save_dir):
-    """Runs a call that must be refused before weights load, with nothing written -> the sentence."""
-    monkeypatch.setattr("kvfactory.runner.load_model", lambda *a: pytest.fail("weights were loaded"))
-    capsys.readouterr()
-    try:
-        code = run_ruler.main(arguments)
-    except SystemExit as end:
-        code = end.code
-    error = capsys.readouterr().err
-    assert code == 2, error
-    assert error.startswith("run_ruler.py: ") and error.count("\n") == 1 and "Traceback" not in error, error
-    assert not list(save_dir.rglob("*.json")) if save_dir.exists() else True
-    return error
+    return refused_early(capsys, run_ruler.main, arguments, monkeypatch, save_dir)
 
 
 # --- what is written

@@ -14,7 +14,7 @@ import pytest
 import torch
 from accelerate import dispatch_model
 from accelerate.hooks import AlignDevicesHook, SequentialHook, add_hook_to_module, remove_hook_from_module
-from test_runner import Runner
+from in_process import Runner
 from tiny import random_prompt, tiny_config, tiny_model
 from tiny_checkpoint import save_checkpoint, write_dataset
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -7,8 +7,8 @@ import json
 
 import pytest
 import torch
+from in_process import Runner
 from replaying import replaying, request
-from test_runner import Runner
 from tiny import tiny_model
 from tiny_checkpoint import save_checkpoint, write_dataset
 
@@ -126,7 +126,7 @@ def graph_runs(monkeypatch, uncaptured):
         return dataclasses.replace(job, runs=[dataclasses.replace(each, decode="graph") for each in job.runs])
 
     monkeypatch.setattr("kvfactory.main.prepare", planned)
-    monkeypatch.setattr("test_runner.prepare", planned)
+    monkeypatch.setattr("in_process.prepare", planned)
 
 
 def notes(record):
@@ -191,7 +191,7 @@ def test_rows_and_record_equal_those_of_the_loop(run, checkpoint, tmp_path, grap
         with monkeypatch.context() as patch:
             from kvfactory.preparation import prepare
 
-            patch.setattr("test_runner.prepare", prepare)
+            patch.setattr("in_process.prepare", prepare)
             assert loop(*argv) == 0
         for number in range(3):
             for dataset in ("hotpotqa", "trec"):
