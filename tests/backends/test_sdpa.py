@@ -115,9 +115,10 @@ def test_a_ragged_store_reads_single_tokens_by_segments_and_masked_ones_by_bucke
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("S", [77, 1000, 2049, 4003])
-def test_padding_changes_no_bit_on_cudnn(S, D):
+def test_padding_changes_no_bit_on_cudnn(S, D, seen):
     q, k, v = prompt(S, Hq=8, D=D, device="cuda", dtype=torch.bfloat16)
-    if sdpa._chosen(q, k, v, 0.1) != CUDNN:
+    if torch._fused_sdp_choice(q, k, v, None, 0.0, True, scale=0.1, enable_gqa=True) != CUDNN:
         pytest.skip("sdpa does not choose cuDNN on this device")
     plain = sdpa._attend(q, k, v, 0.1, True, None)
     assert torch.equal(sdpa.attend(q, k, v, scale=0.1, causal=True), plain)
+    assert [call[0] for call in seen] == [S, -(-S // UNIT) * UNIT]
