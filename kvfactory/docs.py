@@ -26,6 +26,7 @@ from kvfactory.suites.ruler import RulerSettings
 RUNNERS = (LongBenchSettings, RulerSettings, NeedleSettings)
 ROOT = Path(__file__).resolve().parents[1]
 NOTICE = "<!-- Written by `python -m kvfactory.docs`; change the code and run it again. -->"
+NOT_IN_PAPER = "none known"
 BEGIN, END = "<!-- methods:begin -->", "<!-- methods:end -->"
 
 
@@ -109,16 +110,19 @@ def presets_page() -> str:
         for f in _settings(name):
             about = f.metadata
             authors = "" if about["authors"] is None else str(about["authors"])
-            rows.append([name, f"`--{f.name}`", str(about["factory"]), authors, str(about["paper"])])
+            paper = str(about["paper"]) if about["in_paper"] else NOT_IN_PAPER
+            rows.append([name, f"`--{f.name}`", str(about["factory"]), authors, paper])
     return (
         "\n\n".join(
             [
                 NOTICE,
                 "# Presets",
                 "`--preset factory` (the default) sets what the original project's runner sets, `--preset paper` what "
-                "each paper sets; a preset fills only what was not given. Each value is marked: *read* in the code or "
-                "the text, *run* and seen, or *recalled* and not checked. Recalled values in force are named in the "
-                "run record. An empty cell: the authors' code has no such setting, or it was not looked up.",
+                "each paper's experiments set, by its text or the authors' scripts; a preset fills only what was not "
+                "given. Each value is marked: *read* in the code or the text, *run* and seen, or *recalled* and not "
+                "checked. Recalled values in force are named in the run record. An empty cell: the authors' code has "
+                f"no such setting, or it was not looked up. *{NOT_IN_PAPER}*: the same for the paper, and "
+                "`--preset paper` keeps the factory's value.",
                 markdown_table(rows),
             ]
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 MARKS = ("read", "run", "recalled")
 PRESETS = ("factory", "paper")
-_SAME = object()
+_NOT_KNOWN = object()
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def setting(
     factory: Any,
     help: str,
     *,
-    paper: Any = _SAME,
+    paper: Any = _NOT_KNOWN,
     authors: Cell | None = None,
     choices: tuple[str, ...] | None = None,
     factory_mark: str = "read",
@@ -56,7 +56,8 @@ def setting(
 
     Args:
         factory: the default, the value of the original project's runner.
-        paper: the paper's value, when the preset differs; else the factory value is used by both presets.
+        paper: the value of the paper's experiments, given even where it equals the factory's; without it both presets
+            use the factory value, and the presets table says that the paper's is not known.
         authors: what the authors' own code uses, for the presets table.
         choices: accepted words, if the setting is one of a few.
         factory_mark, paper_mark: how we know the value: "read", "run" or "recalled".
@@ -65,7 +66,8 @@ def setting(
         "help": help,
         "choices": choices,
         "factory": Cell(factory, factory_mark),
-        "paper": Cell(factory if paper is _SAME else paper, factory_mark if paper is _SAME else paper_mark),
+        "paper": Cell(factory, factory_mark) if paper is _NOT_KNOWN else Cell(paper, paper_mark),
+        "in_paper": paper is not _NOT_KNOWN,
         "authors": authors,
     }
     return field(default=factory, metadata=metadata)

@@ -60,10 +60,21 @@ def test_every_method_and_setting_is_in_the_pages(method):
     assert len(rows) == len(shown)
     for f, row in zip(shown, rows, strict=True):
         assert f"`--{f.name}`" in section and f"`--{f.name}`" in row
-        # Every cell that holds a value says how it is known.
+        # Every cell that holds a value says how it is known, and the paper's holds one only where the paper has one.
         factory, authors, paper = (cell.strip() for cell in row.replace("\\|", "/").split("|")[3:6])
-        for cell in (factory, paper, authors):
-            assert cell.endswith(("(read)", "(run)", "(recalled)")) or (cell == "" and f.metadata["authors"] is None)
+        for cell, absent in (
+            (factory, None),
+            (authors, "" if f.metadata["authors"] is None else None),
+            (paper, None if f.metadata["in_paper"] else "none known"),
+        ):
+            assert cell == absent if absent is not None else cell.endswith(("(read)", "(run)", "(recalled)"))
+
+
+def test_a_value_that_only_the_factory_has_is_not_claimed_for_the_paper():
+    page = docs.presets_page()
+    assert "| SnapKV | `--score_dtype` | float32 (read) |  | none known |" in page
+    assert "| Random | `--window_size` | 8 (read) |  | none known |" in page
+    assert "| PyramidKV | `--pyramid_beta` | 20 (read) | 20 (read) | 20 (read) |" in page
 
 
 def test_tables_are_rectangular():

@@ -28,6 +28,7 @@ class Example(MethodSettings):
     layers: tuple[int, ...] = setting((0, 1), "layers")
     word: str = setting("max", "a word", choices=("max", "mean"))
     maybe: int | None = setting(None, "perhaps a number")
+    same: int = setting(3, "a number on which the paper agrees", paper=3)
 
 
 def resolve(preset="factory", **given):
@@ -39,11 +40,19 @@ def test_presets_fill_only_what_was_not_given():
     assert resolve("paper").share == 0.3 and resolve("paper").switch is True
 
 
+def test_a_setting_says_whether_the_paper_has_a_value():
+    """One that it does not have keeps the factory's in the paper preset, and how that is known."""
+    about = Example.__dataclass_fields__
+    assert [name for name in about if about[name].metadata["in_paper"]] == ["width", "share", "same"]
+    assert about["same"].metadata["paper"] == Cell(3, "recalled") and about["same"].metadata["factory"].mark == "read"
+    assert about["switch"].metadata["paper"] == about["switch"].metadata["factory"] == Cell(True, "read")
+
+
 def test_text_from_a_command_line_and_python_values_agree():
     typed = resolve(width="9", share="0.5", switch="off", layers="2,3", word="mean", maybe="4")
     assert typed == resolve(width=9, share=0.5, switch=False, layers=[2, 3], word="mean", maybe=4)
     assert resolve(layers="none").layers == () and resolve(maybe=None).maybe is None
-    assert as_dict(typed) == dict(width=9, share=0.5, switch=False, layers=[2, 3], word="mean", maybe=4)
+    assert as_dict(typed) == dict(width=9, share=0.5, switch=False, layers=[2, 3], word="mean", maybe=4, same=3)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +84,8 @@ def test_an_unknown_preset():
 
 
 def test_recalled_values_in_force():
-    assert recalled_values(resolve("paper"), "paper", {}) == ["width"]
-    assert recalled_values(resolve("paper", width=5), "paper", {"width": 5}) == []
+    assert recalled_values(resolve("paper"), "paper", {}) == ["width", "same"]
+    assert recalled_values(resolve("paper", width=5), "paper", {"width": 5}) == ["same"]
     assert recalled_values(resolve(), "factory", {}) == []
 
 

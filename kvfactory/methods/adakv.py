@@ -38,7 +38,11 @@ class AdaKV(WindowSelector):
             authors=Cell(32, "read"),
         )
         floor: float = setting(
-            0.2, "share of the budget that every head gets before the rest is shared out", authors=Cell(0.2, "read")
+            0.2,
+            "share of the budget that every head gets before the rest is shared out",
+            paper=0.2,
+            paper_mark="read",
+            authors=Cell(0.2, "read"),
         )
         normalize: bool = setting(
             True,
@@ -59,6 +63,8 @@ class AdaKV(WindowSelector):
         adakv_safeguard: str = setting(
             "mix",
             "mix as published: the floor is blended in; min: a head's best tokens up to the floor come first",
+            paper="mix",
+            paper_mark="read",
             choices=("mix", "min"),
             authors=Cell("mix", "read"),
         )

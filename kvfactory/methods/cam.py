@@ -58,6 +58,8 @@ class CAM(Evictor):
         cam_span: int | None = setting(
             None,
             f"tokens that one value is spread over; - means the window in the factory form, {PAPER_SPAN} otherwise",
+            paper=None,
+            paper_mark="read",
             authors=Cell(32, "read"),
         )
         cam_cascade: bool = setting(

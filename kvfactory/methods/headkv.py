@@ -57,7 +57,11 @@ class HeadKV(WindowSelector):
     @dataclass(frozen=True)
     class Settings(WindowSettings):
         window_size: int = setting(
-            8, WindowSettings.__dataclass_fields__["window_size"].metadata["help"], authors=Cell(8, "read")
+            8,
+            WindowSettings.__dataclass_fields__["window_size"].metadata["help"],
+            paper=8,
+            paper_mark="read",
+            authors=Cell(8, "read"),
         )
         head_path: str | None = setting(
             None, f"head score file of this very model (python -m kvfactory.probe_heads makes one), or {UNIFORM}"

@@ -30,6 +30,7 @@ class L2Norm(Evictor):
         skip_layers: tuple[int, ...] = setting(
             (0, 1),
             "layers that are not compressed, counted among the full-attention layers",
+            paper=(0, 1),
             authors=Cell((0, 1), "read"),
         )
         decode_evict: bool = decode_evict_setting(paper=False)

@@ -22,10 +22,18 @@ class PyramidKV(SnapKV):
     @dataclass(frozen=True)
     class Settings(WindowSettings):
         window_size: int = setting(
-            8, WindowSettings.__dataclass_fields__["window_size"].metadata["help"], authors=Cell(8, "read")
+            8,
+            WindowSettings.__dataclass_fields__["window_size"].metadata["help"],
+            paper=8,
+            paper_mark="read",
+            authors=Cell(8, "read"),
         )
         pyramid_beta: int = setting(
-            20, "steepness: the top layer gets 1/beta of the mean past budget", authors=Cell(20, "read")
+            20,
+            "steepness: the top layer gets 1/beta of the mean past budget",
+            paper=20,
+            paper_mark="read",
+            authors=Cell(20, "read"),
         )
         pyramid_rounding: str = setting(
             "floor",

@@ -31,16 +31,20 @@ class Scissorhands(Evictor):
     @dataclass(frozen=True)
     class Settings(EvictorSettings):
         decode_evict: bool = decode_evict_setting(paper=True, paper_mark="recalled")
-        sinks: int = setting(0, "first tokens that are always kept, inside the budget", factory_mark="recalled")
+        sinks: int = setting(
+            0, "first tokens that are always kept, inside the budget", paper=0, factory_mark="recalled"
+        )
         scissor_window: int = setting(
             400,
             "last prompt tokens whose queries judge the others",
+            paper=400,
             authors=Cell(100, "read"),
             factory_mark="recalled",
         )
         scissor_recent: int = setting(
             10,
             "most recent tokens that are always kept, inside the budget",
+            paper=10,
             authors=Cell(10, "read"),
             factory_mark="recalled",
         )
@@ -48,18 +52,23 @@ class Scissorhands(Evictor):
             "counter",
             "counter: how often a query gives less than an even share; sum: attention received, as in the original "
             "project's selector",
+            paper="counter",
             choices=("counter", "sum"),
             factory_mark="recalled",
         )
         scissor_select: str = setting(
             "topk",
             "topk, or prob: tokens are drawn with probabilities from the attention they received",
+            paper="topk",
             choices=("topk", "prob"),
             factory_mark="recalled",
         )
         scissor_temperature: float = setting(1.0, "of the draw of scissor_select prob; inf draws evenly")
         scissor_normalize: bool = setting(
-            False, "divide a token's count by the number of queries that saw it", factory_mark="recalled"
+            False,
+            "divide a token's count by the number of queries that saw it",
+            paper=False,
+            factory_mark="recalled",
         )
         scissor_drop: float | None = setting(
             None,

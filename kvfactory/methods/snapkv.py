@@ -18,9 +18,16 @@ class WindowSettings(MethodSettings):
     window_size: int = setting(
         8, "last prompt tokens: their queries score the others, and they are always kept", paper=32, paper_mark="read"
     )
-    kernel_size: int = setting(7, "width of the pooling over neighbouring tokens, odd", authors=Cell(7, "read"))
+    kernel_size: int = setting(
+        7, "width of the pooling over neighbouring tokens, odd", paper=7, paper_mark="read", authors=Cell(7, "read")
+    )
     pooling: str = setting(
-        "maxpool", "how neighbouring scores are pooled", choices=("maxpool", "avgpool"), authors=Cell("maxpool", "read")
+        "maxpool",
+        "how neighbouring scores are pooled",
+        paper="maxpool",
+        paper_mark="read",
+        choices=("maxpool", "avgpool"),
+        authors=Cell("maxpool", "read"),
     )
     score_dtype: str = setting(
         "float32", "precision of scores; model reproduces half-precision rounding", choices=("float32", "model")

@@ -32,6 +32,8 @@ class StreamingLLM(Evictor):
         sinks: int | None = setting(
             None,
             "first tokens that are always kept, inside the budget; 4 when neither it nor window_size is given",
+            paper=None,
+            paper_mark="read",
             authors=Cell(4, "read"),
         )
         window_size: int | None = setting(
