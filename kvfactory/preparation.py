@@ -116,7 +116,9 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
         settings.fuse,
     )
     encoder = suite.encoder(checkpoint)
-    parts = {dataset.name: _part(suite, encoder, dataset) for dataset in suite.datasets(checkpoint, encoder)}
+    datasets = suite.datasets(checkpoint, encoder)
+    parts = {dataset.name: _part(suite, encoder, dataset) for dataset in datasets if dataset.records}
+    left_out = [dataset.name for dataset in datasets if not dataset.records]
     most = max(len(part.dataset.records) for part in parts.values())
     if settings.eval_batch_size > most:
         raise ValueError(
@@ -133,6 +135,8 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
         recorded = record_settings(plan, suite, computed, encoder) | identity
         facts = {name: _facts(plan, settings, encoder, part) for name, part in parts.items()}
         notes = _notes(plan, suite, facts, unread.get(plan.method, [])) + _computation_notes(plan, computed, obstacle)
+        if left_out:
+            notes += (f"--ids {settings.ids} names no example of {', '.join(left_out)}: nothing is run there",)
         runs.append(PlannedRun(plan, computed.decode, paths, recorded, facts, notes))
     _check_distinct(runs)
     return Job(settings, suite, checkpoint, computation, encoder, parts, runs)

@@ -49,6 +49,8 @@ def _others(plan: Plan, suite: Suite, computation: Computation, usual: Computati
         found["window_skip_template"] = settings.window_skip_template
     if parse_thinking(settings.thinking):
         found["thinking"] = parse_thinking(settings.thinking)
+    if suite.ids:
+        found["ids"] = suite.ids.sha256
     if suite.sampled:
         found["random_examples"] = settings.max_num_examples
     if "seed" in given and (suite.reads_seed or plan.cluster.capability.randomised):
@@ -102,6 +104,7 @@ def record_settings(plan: Plan, suite: Suite, computation: Computation, encoder:
         "seed": settings.seed if capability.randomised else None,
         "random_examples": [settings.max_num_examples, settings.seed] if suite.sampled else None,
         **computed,
+        **({"ids": {"count": len(suite.ids.lines), "sha256": suite.ids.sha256}} if suite.ids else {}),
         **suite.identity(),
         "thinking": parse_thinking(settings.thinking),
         "max_new_tokens": settings.max_new_tokens,

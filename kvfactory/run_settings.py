@@ -129,6 +129,13 @@ class RunSettings(ABC):
     verify: bool = flag("what", False, "with --list_methods: try every claimed combination on a tiny model")
 
     # Data and prompts
+    ids: str | None = flag(
+        "data",
+        None,
+        "text file with one _id a line: only these examples of the selected datasets; --max_num_examples, "
+        "--sample_method and shards then take from what is left",
+        metavar="FILE",
+    )
     max_num_examples: int | None = flag("data", None, "at most so many examples per dataset", read=int)
     sample_method: str = flag(
         "data",
@@ -238,6 +245,13 @@ class RunSettings(ABC):
         "files", None, "file name of the results instead of Method+suffix; with one method only"
     )
     overwrite: bool = flag("files", False, "start anew instead of going on with what is there")
+    resume: str = flag(
+        "files",
+        "auto",
+        "what is there is gone on with: auto refuses where a setting or the data have changed since; force does so all "
+        "the same, and the run record keeps which results were made otherwise",
+        choices=("auto", "force"),
+    )
     fail_fast: bool = flag("files", False, "stop at the first example that fails")
     save_prompts: bool = flag("files", False, "store each filled-in prompt (before it is cut and wrapped)")
     num_shards: int | None = flag(
@@ -276,11 +290,13 @@ class RunSettings(ABC):
             raise ValueError("--use_cache False leaves no cache to compress or to measure: leave it at True")
         if self.verify:
             raise ValueError("--verify belongs to --list_methods")
+        if self.resume == "force" and self.overwrite:
+            raise ValueError("--resume force goes on with what is there and --overwrite discards it: give one of them")
         for name in ("max_num_examples", "max_new_tokens", "eval_batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} {value} must be at least 1")
-        for name in ("save_dir", "run_name"):
+        for name in ("save_dir", "run_name", "ids"):
             if getattr(self, name) is not None and not getattr(self, name).strip():
                 raise ValueError(f"--{name} is empty: give a name, or leave it out")
         check_seed(self.seed)

@@ -25,6 +25,7 @@ from kvfactory.reports.environment import collect_environment
 from kvfactory.reports.progress import Progress
 from kvfactory.reports.records import ResultFile
 from kvfactory.reports.run import Run
+from kvfactory.reports.run_paths import RunPaths
 from kvfactory.reports.run_record import PEAK, RunRecord, load_record
 from kvfactory.reports.shards import is_complete, merge_shards
 from kvfactory.reports.stop import STOPPED, StopSignal
@@ -65,12 +66,13 @@ def execute(job: Job, stop: StopSignal) -> int:
     if not pending:
         return 0
     with ExitStack() as stack:
-        active = [
-            ActiveRun(planned, stack.enter_context(Run(planned.paths, job.orders, job.settings.overwrite)), tell)
-            for planned in pending
-        ]
+        active = [ActiveRun(planned, stack.enter_context(_files(job, planned)), tell) for planned in pending]
         for run in active:
-            run.files.check(run.planned.settings, run.planned.facts)
+            if changed := run.files.check(run.planned.settings, run.planned.facts):
+                tell(
+                    f"--resume force goes on with {run.planned.paths.meta}, made with other settings or data "
+                    f"({'; '.join(changed)}): the run record keeps which results those are"
+                )
         model = _ready_model(job)
         if stop.requested:
             return STOPPED
@@ -92,7 +94,8 @@ def execute(job: Job, stop: StopSignal) -> int:
 def merge(job: Job, runs: Sequence[PlannedRun] | None = None, num_shards: int | None = None) -> int:
     """Joins the shards of `runs`, by default all of the job; ValueError when one is missing, unfinished or running."""
     for planned in job.runs if runs is None else runs:
-        for path in merge_shards(planned.paths, job.whole_orders, num_shards or job.settings.num_shards):
+        count, force = num_shards or job.settings.num_shards, job.settings.resume == "force"
+        for path in merge_shards(planned.paths, job.whole_orders, count, force):
             print(f"merged: {path}")
     return 0
 
@@ -102,17 +105,31 @@ def is_finished(job: Job, planned: PlannedRun, tell: Callable[[str], None]) -> b
     if planned.paths.shard is not None and not job.settings.overwrite:
         whole = planned.paths.for_shard(None)
         if is_complete(whole, job.whole_orders):
-            RunRecord(whole).check(planned.settings, planned.facts)
+            changed = RunRecord(whole).check(planned.settings, planned.facts, force=job.settings.resume == "force")
+            _tell_made_otherwise(whole, changed, tell)
             tell(f"{whole.label}: the undivided run's files are complete already, nothing is left to do for this shard")
             return True
-    with Run(planned.paths, job.orders, job.settings.overwrite) as run:
-        run.check(planned.settings, planned.facts)
+    with _files(job, planned) as run:
+        changed = run.check(planned.settings, planned.facts)
         for notice in run.notices:
             tell(notice)
         for results in run.results.values():
             _check_fields(results, (*COUNTED_FIELDS, *job.suite.row_fields))
         run.exit_code = 0
+        if run.complete:
+            _tell_made_otherwise(planned.paths, changed, tell)
         return run.complete
+
+
+def _files(job: Job, planned: PlannedRun) -> Run:
+    settings = job.settings
+    return Run(planned.paths, job.orders, settings.overwrite, force=settings.resume == "force")
+
+
+def _tell_made_otherwise(paths: RunPaths, changed: list[str], tell: Callable[[str], None]) -> None:
+    """Says that finished results stay what they are, whatever --resume force lets through."""
+    if changed:
+        tell(f"{paths.meta}: nothing is left to do, all results are there with other settings ({'; '.join(changed)})")
 
 
 def _check_fields(results: ResultFile, names: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from kvfactory.preparation import Job, PlannedRun
+from kvfactory.reports.run_record import load_record, mixture
 from kvfactory.reports.tables import format_bytes, format_number, format_table, summarise_rows
 
 HEADERS = (
@@ -34,6 +35,9 @@ def summary(job: Job) -> str:
     )
     if any(not planned.settings["granularity_has_effect"] for planned in job.runs):
         lines.append("granularity -: the method keeps the same tokens for all heads and stores them per kv_head")
+    for planned in job.runs:
+        if sentence := mixture(load_record(planned.paths.meta)):
+            lines.append(f"{planned.paths.label} at budget {planned.plan.budget.tag}: {sentence}")
     folders = dict.fromkeys(planned.paths.folder for planned in job.runs)
     root = next(iter(folders)) if len(folders) == 1 else job.runs[0].paths.save_dir
     lines.append(f"score again: python {shlex.join(job.suite.rescore(root))}")

@@ -7,9 +7,9 @@ fields below. Neither torch nor transformers is imported here.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvfactory.data.json_lines import kind, read_objects
 from kvfactory.data.tasks import canonical_dataset
@@ -122,15 +122,22 @@ def _is(value: object, expected: str) -> bool:
 
 
 def choose_examples(
-    records: Sequence[T], max_num_examples: int | None, sample_method: str, seed: int, dataset: str
-) -> list[T]:
-    """At most `max_num_examples` records (None: all), always in data order.
+    records: Sequence[dict[str, Any]],
+    max_num_examples: int | None,
+    sample_method: str,
+    seed: int,
+    dataset: str,
+    ids: Container[str] | None = None,
+) -> list[dict[str, Any]]:
+    """At most `max_num_examples` records (None: all) of those whose `_id` is in `ids` (None: all), in data order.
 
     "topk" takes the first ones. "random" draws from a generator seeded by (seed, canonical name of the dataset),
     so the choice does not depend on which datasets ran before.
     """
     if sample_method not in SAMPLE_METHODS:
         raise ValueError(f"--sample_method {sample_method!r} is unknown; accepted: {', '.join(SAMPLE_METHODS)}.")
+    if ids is not None:
+        records = [record for record in records if record["_id"] in ids]
     if max_num_examples is None:
         return list(records)
     if max_num_examples < 1:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from kvfactory.data.tasks import CATEGORIES, CHINESE_DATASETS, DEFAULT_DATASETS, LONGBENCH_E, TASKS
 from kvfactory.reports.eval_cells import Cell, Example, score_file
 from kvfactory.reports.eval_files import RunFolder, dataset_order, planned_examples, record_value
+from kvfactory.reports.run_record import mixture
 
 # Stored at kv heads in either granularity, since every query head of a group would hold the same tokens.
 _SAME_FOR_ALL_HEADS = ("FullKV", "StreamingLLM", "L2Norm")
@@ -233,9 +234,10 @@ def score_run(run: RunFolder, errors_as_zero: bool = False, extra: bool = False)
 
 
 def recorded_notes(label: str, record: dict[str, Any] | None) -> list[str]:
-    """The run record's sentences for the reader, each with the label in front."""
+    """The run record's sentences for the reader, and one for results mixed by force, each with the label in front."""
     notes = (record or {}).get("notes")
-    return [f"{label}: {note}" for note in notes] if isinstance(notes, list) else []
+    sentences = [*(notes if isinstance(notes, list) else []), mixture(record)]
+    return [f"{label}: {sentence}" for sentence in sentences if sentence is not None]
 
 
 def join_tables(name: str, tables: list[T]) -> T:

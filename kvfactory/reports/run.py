@@ -30,6 +30,7 @@ class Run:
         orders: per dataset the `_id`s in data order.
         overwrite: start anew; old results are removed by `start`, all of them before the first new row, so that a
             kill in between leaves none that look like the new run's.
+        force: --resume force, see `RunRecord.check`.
 
     Attributes:
         results: one `ResultFile` per dataset, in the order given.
@@ -40,9 +41,12 @@ class Run:
         FileInUse, ValueError: as `ResultFile`; what was locked before is given up again.
     """
 
-    def __init__(self, paths: RunPaths, orders: Mapping[str, Sequence[str]], overwrite: bool = False):
+    def __init__(
+        self, paths: RunPaths, orders: Mapping[str, Sequence[str]], overwrite: bool = False, force: bool = False
+    ):
         self.paths = paths
         self.overwrite = overwrite
+        self.force = force
         self.record = RunRecord(paths)
         self.results: dict[str, ResultFile] = {}
         self.exit_code: int | None = None
@@ -68,9 +72,9 @@ class Run:
         """Number of examples whose only rows are failures."""
         return sum(len(results.failed) for results in self.results.values())
 
-    def check(self, settings: Mapping[str, Any], datasets: Mapping[str, Mapping[str, Any]]) -> None:
-        """`RunRecord.check`: refuse settings or data other than those on record."""
-        self.record.check(settings, datasets, self.overwrite)
+    def check(self, settings: Mapping[str, Any], datasets: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """`RunRecord.check`: refuse settings or data other than those on record, or with `force` name them."""
+        return self.record.check(settings, datasets, self.overwrite, self.force)
 
     def start(
         self, settings: Mapping[str, Any], environment: Mapping[str, Any], datasets: Mapping[str, Mapping[str, Any]]
@@ -79,7 +83,8 @@ class Run:
         self.check(settings, datasets)
         for results in self.results.values():
             results.discard()
-        self.record.start(settings, environment, datasets, self.overwrite)
+        done = {name: [i for i in results.order if i in results.done] for name, results in self.results.items()}
+        self.record.start(settings, environment, datasets, self.overwrite, done if self.force else None)
 
     def close(self) -> None:
         """Close all result files (putting them into data order) and the record."""

@@ -8,15 +8,16 @@
      "segments": [{"id", "start", "end", "exit", "overwrite", "argv", "versions", "code", "hardware", ...}],
      "replaced": [{"at": ..., "settings": {...}, "datasets": {...}}]}      what --overwrite put aside
 
-A run that goes on under other settings or on other data is refused. Two processes may work on different datasets of
-one label at the same time, so each change is read, merged and replaced under a short lock.
+A run that goes on under other settings or on other data is refused; --resume force lets it, and `made_otherwise` then
+lists the rows that are not of `settings` and `datasets`. Two processes may work on different datasets of one label at
+the same time, so each change is read, merged and replaced under a short lock.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,12 @@ class RunRecord:
         self._started = False
 
     def check(
-        self, settings: Mapping[str, Any], datasets: Mapping[str, Mapping[str, Any]], overwrite: bool = False
-    ) -> None:
+        self,
+        settings: Mapping[str, Any],
+        datasets: Mapping[str, Mapping[str, Any]],
+        overwrite: bool = False,
+        force: bool = False,
+    ) -> list[str]:
         """Refuse to add to results that were made otherwise.
 
         Args:
@@ -93,13 +98,18 @@ class RunRecord:
                 `examples` must agree.
             overwrite: the results of `datasets` are about to be discarded; refused only when results of further
                 datasets would be left under settings that are not theirs.
+            force: differences are no reason to refuse, except that settings change for all recorded datasets at once:
+                of those that this run does not own, another process may be writing rows.
+
+        Returns:
+            One phrase for each difference that `force` has let through.
 
         Raises:
-            ValueError: names the record and each differing key with both values.
+            ValueError: names the record and each differing key with both values; results without a record.
         """
-        self._check(load_record(self.paths.meta), _plain(settings), _plain(datasets), overwrite)
+        return self._check(load_record(self.paths.meta), _plain(settings), _plain(datasets), overwrite, force)
 
-    def _check(self, record: dict | None, settings: dict, datasets: dict, overwrite: bool) -> None:
+    def _check(self, record: dict | None, settings: dict, datasets: dict, overwrite: bool, force: bool) -> list[str]:
         recorded = record["datasets"] if record else {}
         changed = list(differences(record["settings"], settings)) if record else []
         if overwrite:
@@ -109,21 +119,27 @@ class RunRecord:
                     f"--overwrite of {', '.join(datasets)} would leave results on {', '.join(left)} beside a record "
                     f"that is not theirs ({'; '.join(changed)}): add them to --datasets, or choose another --run_name"
                 )
-            return
+            return []
+        others = [name for name in recorded if name not in datasets]
+        if force and changed and others:
+            raise ValueError(
+                f"--resume force would change the settings of {', '.join(others)} as well, which {self.paths.meta} "
+                f"has too ({'; '.join(changed)}): add them to --datasets, or choose another --run_name"
+            )
         for name, facts in datasets.items():
             if name in recorded:
-                both = [k for k in facts if k in recorded[name] and k not in NOT_COMPARED]
-                changed += differences({k: recorded[name][k] for k in both}, {k: facts[k] for k in both}, f"{name}.")
+                changed += _changed(recorded[name], facts, f"{name}.")
             elif self.paths.results(name).exists():
                 raise ValueError(
                     f"{self.paths.results(name)} holds results, but {self.paths.meta} does not say how they were "
                     "made: move them away, or start again with --overwrite"
                 )
-        if changed:
+        if changed and not force:
             raise ValueError(
                 f"{self.paths.meta} was made with other settings or data ({'; '.join(changed)}): replace its results "
-                "with --overwrite, or keep them with another --run_name or --save_dir"
+                "with --overwrite, keep them with another --run_name or --save_dir, or mix them with --resume force"
             )
+        return changed
 
     def start(
         self,
@@ -131,24 +147,31 @@ class RunRecord:
         environment: Mapping[str, Any],
         datasets: Mapping[str, Mapping[str, Any]],
         overwrite: bool = False,
+        done: Mapping[str, Iterable[str]] | None = None,
     ) -> None:
         """`check`, then write the record with a new segment; with `overwrite` what differs moves to `replaced`.
 
         Args:
             environment: from `kvfactory.reports.environment.collect_environment`.
+            done: what --resume force goes on with, the `_id`s of each dataset that have a result; None without it.
         """
         settings, datasets = _plain(settings), _plain(datasets)
 
         def begin(record: dict[str, Any]) -> None:
             known = record["segments"] or record["datasets"]
-            self._check(record if known else None, settings, datasets, overwrite)
+            self._check(record if known else None, settings, datasets, overwrite, done is not None)
+            if known and done is not None:
+                same = record["settings"] == settings
+                stays = [d for d in done if same and not _changed(record["datasets"].get(d, {}), datasets[d])]
+                set_apart(record, record, {d: ids for d, ids in done.items() if d not in stays})
             again = {d: record["datasets"].pop(d) for d in datasets if overwrite and d in record["datasets"]}
-            if known and (again or record["settings"] != settings):
+            if known and overwrite and (again or record["settings"] != settings):
                 old = {"at": _now(), "settings": record["settings"], "datasets": again}
-                record["replaced"].append(old)
+                gone = {*again, *(record["datasets"] if record["settings"] != settings else ())}
+                record["replaced"].append(old | _take_apart(record, gone))
             for name in again:
                 record["counts"].pop(name, None)
-            if record["settings"] != settings:
+            if record["settings"] != settings and overwrite:
                 record["datasets"], record["counts"] = {}, {}  # their results are gone, `_check` has seen to that
             record["settings"] = settings
             for name, facts in datasets.items():
@@ -190,6 +213,66 @@ class RunRecord:
             record = load_record(self.paths.meta) or empty_record(self.paths)
             change(record)
             save_record(self.paths.meta, record)
+
+
+def set_apart(record: dict[str, Any], source: Mapping[str, Any], rows: Mapping[str, Iterable[str]]) -> None:
+    """Notes in `record` that `rows`, so far as it does not list them yet, were made as `source` says, not as it says.
+
+    Args:
+        source: a record, perhaps the same one before it changes. The entry names all its segments; those that made
+            rows of entries before it are among them.
+        rows: `_id`s by dataset.
+    """
+    listed = record.get("made_otherwise", [])
+    fresh = {}
+    for name, ids in rows.items():
+        known = {i for entry in listed for i in entry["rows"].get(name, ())}
+        if left := [i for i in ids if i not in known]:
+            fresh[name] = left
+    if fresh:
+        entry = {
+            "settings": source["settings"],
+            "datasets": {name: source["datasets"].get(name, {}) for name in fresh},
+            "segments": [segment["id"] for segment in source["segments"]],
+            "rows": fresh,
+        }
+        record["made_otherwise"] = [*listed, entry]
+
+
+def _take_apart(record: dict[str, Any], datasets: set[str]) -> dict[str, Any]:
+    """{"made_otherwise": entries of `datasets`}, which the record then has no more; {} when there are none."""
+    taken, left = [], []
+    for entry in record.get("made_otherwise", []):
+        for part, wanted in ((taken, True), (left, False)):
+            if rows := {name: ids for name, ids in entry["rows"].items() if (name in datasets) == wanted}:
+                part.append(entry | {"datasets": {name: entry["datasets"][name] for name in rows}, "rows": rows})
+    if not taken:
+        return {}
+    record["made_otherwise"] = left
+    return {"made_otherwise": taken}
+
+
+def mixture(record: Mapping[str, Any] | None) -> str | None:
+    """One sentence for the reader of scores when --resume force has mixed them; None when all were made alike."""
+    count: dict[str, int] = {}
+    changed: dict[str, None] = {}
+    for entry in (record or {}).get("made_otherwise", []):
+        found = list(differences(entry["settings"], record["settings"]))
+        for name, ids in entry["rows"].items():
+            facts = list(_changed(entry["datasets"][name], record["datasets"].get(name, {}), f"{name}."))
+            if found or facts:
+                count[name] = count.get(name, 0) + len(ids)
+                changed |= dict.fromkeys(found + facts)
+    if not count:
+        return None
+    parts = ", ".join(f"{n} of {name}" for name, n in count.items())
+    return f"results mixed by --resume force: {parts} were made with other settings or data ({'; '.join(changed)})"
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """`differences` of a dataset's facts, as far as both sides have them."""
+    both = [key for key in new if key in old and key not in NOT_COMPARED]
+    return list(differences({k: old[k] for k in both}, {k: new[k] for k in both}, prefix))
 
 
 def empty_record(paths: RunPaths) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Example i belongs to shard i mod N, as in LongBench's own multi-process runner (
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,15 @@ from typing import Any
 from kvfactory.reports.files import FileLock, write_atomically
 from kvfactory.reports.records import Line, effective_lines, in_order, read_lines
 from kvfactory.reports.run_paths import RunPaths, split_shard
-from kvfactory.reports.run_record import NOT_COMPARED, PEAK, differences, empty_record, load_record, save_record
+from kvfactory.reports.run_record import (
+    NOT_COMPARED,
+    PEAK,
+    differences,
+    empty_record,
+    load_record,
+    save_record,
+    set_apart,
+)
 
 
 def shard_share(order: Sequence[str], shard: tuple[int, int] | None) -> list[str]:
@@ -21,7 +30,9 @@ def shard_share(order: Sequence[str], shard: tuple[int, int] | None) -> list[str
     return list(order) if shard is None else list(order[shard[0] :: shard[1]])
 
 
-def merge_shards(paths: RunPaths, orders: Mapping[str, Sequence[str]], num_shards: int | None = None) -> list[Path]:
+def merge_shards(
+    paths: RunPaths, orders: Mapping[str, Sequence[str]], num_shards: int | None = None, force: bool = False
+) -> list[Path]:
     """Join all shards of a run; the result equals an unsharded run's, and a merge cut short can be run again.
 
     Shard files are removed when everything they hold is in place, shard records when no results of theirs are left.
@@ -30,6 +41,8 @@ def merge_shards(paths: RunPaths, orders: Mapping[str, Sequence[str]], num_shard
         paths: paths of the whole run (its `shard` is ignored).
         orders: per dataset all `_id`s in data order.
         num_shards: how many shards there must be; None for as many as are there.
+        force: --resume force: shards may have been made with different settings or data. The record's are those of a
+            joined record that is there, else of the shard begun last; it lists the rows of the others.
 
     Returns:
         The merged result files.
@@ -55,7 +68,7 @@ def merge_shards(paths: RunPaths, orders: Mapping[str, Sequence[str]], num_shard
         for part in (paths, *shards):
             owned.enter_context(FileLock(part.meta, wait=True))
         contents = {name: _join(paths, shards, name, order) for name, order in orders.items()}
-        record = _join_records(paths, shards, orders)
+        record = _join_records(paths, shards, orders, force)
         # the record first: results without one are refused, a record without results is only an unfinished run
         save_record(paths.meta, record)
         for name, content in contents.items():
@@ -112,7 +125,7 @@ def _join(paths: RunPaths, shards: list[RunPaths], name: str, order: Sequence[st
         if ids - share:
             raise ValueError(
                 f"{file} holds _id {min(ids - share)!r}, which is not in shard {k} of {n} of this data: "
-                "merge with the data and --max_num_examples of the run"
+                "merge with the data, the --ids and the --max_num_examples of the run"
             )
         if share - ids and absent is None:
             what = "is missing" if not found else f"lacks {len(share - ids)} of its {len(share)} examples"
@@ -129,8 +142,10 @@ def _join(paths: RunPaths, shards: list[RunPaths], name: str, order: Sequence[st
     return merged
 
 
-def _join_records(paths: RunPaths, shards: list[RunPaths], orders: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The merged record; ValueError when the shards were not made alike."""
+def _join_records(
+    paths: RunPaths, shards: list[RunPaths], orders: Mapping[str, Sequence[str]], force: bool
+) -> dict[str, Any]:
+    """The merged record; ValueError when the shards were not made alike, unless `force`."""
     records = {}
     for part in shards:
         record = load_record(part.meta)
@@ -143,17 +158,28 @@ def _join_records(paths: RunPaths, shards: list[RunPaths], orders: Mapping[str, 
         if merged is None:
             raise ValueError(f"no run record of {paths.label} below {paths.meta.parent}: the shards cannot be merged")
         return merged
-    reference, of = (merged, paths.meta) if merged is not None else next((r, p.meta) for p, r in records.items())
-    joined = merged or empty_record(paths) | {"settings": reference["settings"]}
+    if merged is not None:
+        of, joined = paths.meta, merged
+    else:
+        latest = max(records, key=lambda part: records[part]["segments"][-1]["start"]) if force else next(iter(records))
+        of, joined = latest.meta, empty_record(paths)
+        joined |= {key: copy.deepcopy(records[latest][key]) for key in ("settings", "datasets")}
     known = {segment["id"] for segment in joined["segments"]}
     counts: dict[str, dict[str, float]] = {}
     for part, record in records.items():
-        changed = list(differences(reference["settings"], record["settings"]))
+        changed = list(differences(joined["settings"], record["settings"]))
         for name, facts in record["datasets"].items():
             there = joined["datasets"].setdefault(name, dict(facts))
             changed += differences(_compared(there), _compared(facts), f"{name}.")
+        if changed and not force:
+            raise ValueError(
+                f"{part.meta} and {of} were not made alike ({'; '.join(changed)}): they cannot be merged, or only with "
+                "--resume force"
+            )
+        if mixed := [e for e in record.get("made_otherwise", []) if e not in joined.get("made_otherwise", [])]:
+            joined["made_otherwise"] = [*joined.get("made_otherwise", []), *mixed]
         if changed:
-            raise ValueError(f"{part.meta} and {of} were not made alike ({'; '.join(changed)}): they cannot be merged")
+            set_apart(joined, record, {name: _done(part, name) for name in orders})
         joined["notes"] += [note for note in record["notes"] if note not in joined["notes"]]
         joined["segments"] += [s | {"shard": list(part.shard)} for s in record["segments"] if s["id"] not in known]
         joined["replaced"] += [old for old in record["replaced"] if old not in joined["replaced"]]
@@ -167,6 +193,11 @@ def _join_records(paths: RunPaths, shards: list[RunPaths], orders: Mapping[str, 
     for name, order in orders.items():
         joined["datasets"].setdefault(name, {})["examples"] = len(order)
     return joined
+
+
+def _done(part: RunPaths, name: str) -> list[str]:
+    """`_id`s of a shard's dataset that have a result."""
+    return [i for i, line in effective_lines(read_lines(part.results(name))[0]).items() if not line.failed]
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:

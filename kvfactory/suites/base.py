@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvfactory.data.encode import EncodedPrompt, PromptEncoder
+from kvfactory.data.longbench import choose_examples
+from kvfactory.data.subset_ids import read_ids
 from kvfactory.data.tasks import Task
 from kvfactory.run_settings import RunSettings
 
@@ -27,7 +29,7 @@ class Dataset:
 
     Attributes:
         name: path of the results below the run folder, e.g. "hotpotqa" or "4096/vt".
-        records: the chosen ones, in data order, each with a text `_id`.
+        records: the chosen ones, in data order, each with a text `_id`; none where --ids names none of the dataset.
         max_new_tokens: limit of the answer, without a thinking block.
         facts: what the run record says about the data and its prompts, the same for all methods.
     """
@@ -54,6 +56,7 @@ class Suite(ABC):
         metric: what the score is, for the line below the final table.
         label_fields: settings of the benchmark that change results; at other values than their defaults they go into
             the file label's hash.
+        ids: the content of --ids, None without it.
     """
 
     row_fields: ClassVar[tuple[str, ...]]
@@ -61,7 +64,16 @@ class Suite(ABC):
     label_fields: ClassVar[tuple[str, ...]] = ("chat_template",)
 
     def __init__(self, settings: RunSettings):
+        """Raises:
+        ValueError: the file of --ids cannot be read, is empty or names an example twice.
+        """
         self.settings = settings
+        self.ids = None if settings.ids is None else read_ids(settings.ids)
+
+    def choose(self, name: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those of a dataset's records that --ids and then --max_num_examples leave, in data order."""
+        settings, ids = self.settings, self.ids.lines if self.ids else None
+        return choose_examples(records, settings.max_num_examples, settings.sample_method, settings.seed, name, ids)
 
     @abstractmethod
     def encoder(self, checkpoint: Checkpoint) -> PromptEncoder:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvfactory.data.encode import EncodedPrompt, PromptEncoder
-from kvfactory.data.longbench import choose_examples, locate_data, read_dataset
+from kvfactory.data.longbench import locate_data, read_dataset
 from kvfactory.data.prompts import load_prompts
 from kvfactory.data.tasks import DEFAULT_DATASETS, LONGBENCH_E, TASKS, canonical_dataset, get_task
 from kvfactory.data.templates import CHAT_TEMPLATES, PROTOCOLS
 from kvfactory.loading import Checkpoint
 from kvfactory.metrics import score_example
 from kvfactory.run_settings import RunSettings, flag, words
+from kvfactory.settings import whole_number
 from kvfactory.suites.base import Dataset, Suite
 
 assert not set(TASKS) & set(LONGBENCH_E)
@@ -60,7 +61,7 @@ class LongBenchSettings(RunSettings):
         "data",
         None,
         "longest prompt in tokens before the chat wrap, longer ones are cut in the middle; default by the window",
-        read=int,
+        read=whole_number,
     )
     stop_newline: tuple[str, ...] = flag(
         "data", (), "datasets that stop at a newline besides samsum, separated by commas", read=words
@@ -97,19 +98,21 @@ class LongBench(Suite):
 
     def __init__(self, settings: LongBenchSettings):
         """Raises:
-        ValueError: data or prompt files that are missing or broken, or an answer that cannot be scored.
+        ValueError: data, prompt or id files that are missing or broken, or an answer that cannot be scored.
         """
         super().__init__(settings)
         self.files = locate_data(settings.data_dir, settings.datasets)
         self.prompts = load_prompts(settings.data_dir, settings.datasets)
         self.rows: dict[str, int] = {}
         self.chosen: dict[str, list[dict]] = {}
+        found: set[str] = set()
         for name, file in self.files.items():
             records = read_dataset(file, name)
             self.rows[name] = len(records)
-            self.chosen[name] = choose_examples(
-                records, settings.max_num_examples, settings.sample_method, settings.seed, name
-            )
+            self.chosen[name] = self.choose(name, records)
+            found.update(record["_id"] for record in records)
+        if self.ids:
+            self.ids.check_found(found, self.files)
         for name, file in self.files.items():
             _check_scorable(name, file, self.chosen[name])
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvfactory.budget import Budget
 from kvfactory.data.encode import EncodedPrompt, PromptEncoder
-from kvfactory.data.longbench import choose_examples
 from kvfactory.data.tasks import Task
 from kvfactory.data.templates import OWN_CHAT_TEMPLATES
 from kvfactory.loading import Checkpoint
@@ -185,7 +184,8 @@ class NeedleInHaystack(Suite):
 
     def datasets(self, checkpoint: Checkpoint, encoder: PromptEncoder) -> list[Dataset]:
         """Raises:
-        ValueError: a length that a needle does not fit into, or that does not fit the window with its new tokens.
+        ValueError: a length that a needle does not fit into, or that does not fit the window with its new tokens; an
+            `_id` of --ids that is no cell of the grid.
         """
         settings = self.settings
         max_new = settings.max_new_tokens or NEEDLE_TASK.max_new_tokens
@@ -199,9 +199,9 @@ class NeedleInHaystack(Suite):
             for name in self.needles
             for length, depth in product(*settings.axes())
         ]
-        chosen = choose_examples(
-            records, settings.max_num_examples, settings.sample_method, settings.seed, NEEDLE_TASK.name
-        )
+        if self.ids:
+            self.ids.check_found({record["_id"] for record in records}, [NEEDLE_TASK.name])
+        chosen = self.choose(NEEDLE_TASK.name, records)
         facts = {
             "haystack": {"source": self.text.source, "sha256": self.text.sha256},
             "needles": {n.name: {"text": n.text, "question": n.question} for n in self.needles.values()},

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvfactory.data.encode import EncodedPrompt, PromptEncoder
-from kvfactory.data.longbench import choose_examples
 from kvfactory.data.tasks import Task
 from kvfactory.data.templates import OWN_CHAT_TEMPLATES, model_family, parse_thinking
 from kvfactory.loading import Checkpoint, tokenizer_sha256
@@ -133,7 +132,8 @@ class Ruler(Suite):
 
     def __init__(self, settings: RulerSettings):
         """Raises:
-        ValueError: data files that are missing or broken, or texts that cannot be read.
+        ValueError: data files that are missing or broken, texts that cannot be read, or an `_id` of --ids that no
+            dataset has.
         """
         super().__init__(settings)
         self.files: dict[tuple[int, str], Path] = {}
@@ -141,14 +141,25 @@ class Ruler(Suite):
         if settings.data_dir is not None:
             self.files = locate_ruler(settings.data_dir, settings.lengths, settings.tasks)
             self.read = {key: read_ruler(file, key[1]) for key, file in self.files.items()}
+            if self.ids:
+                found = {record["_id"] for records in self.read.values() for record in records}
+                self.ids.check_found(found, [f"{length}/{task}" for length, task in self.read])
         else:
             for task in settings.tasks:
                 source_facts(task, settings.sources())
+            if self.ids:
+                found = {str(index) for index in range(self._samples)}
+                self.ids.check_found(found, [f"{n}/{task}" for n in settings.lengths for task in settings.tasks])
 
     @property
     def generates(self) -> bool:
         """Whether samples are made here instead of read."""
         return self.settings.data_dir is None
+
+    @property
+    def _samples(self) -> int:
+        """How many samples a task has where they are generated; their `_id`s count from 0."""
+        return self.settings.num_samples or OFFICIAL_SAMPLES
 
     @property
     def reads_seed(self) -> bool:
@@ -197,8 +208,10 @@ class Ruler(Suite):
     def _generated_dataset(self, encoder: PromptEncoder, length: int, task: Task, tokenizer: str) -> Dataset:
         """From the cached file, which is written when it is not there or not whole."""
         settings, sources = self.settings, self.settings.sources()
-        samples = settings.num_samples or OFFICIAL_SAMPLES
-        if settings.max_num_examples is not None and settings.sample_method == "topk":
+        samples = self._samples
+        if self.ids:
+            samples = 1 + max(map(int, self.ids.lines))
+        elif settings.max_num_examples is not None and settings.sample_method == "topk":
             samples = min(samples, settings.max_num_examples)
         made = made_from(task.name, settings.seed, sources, encoder.wrap) | {"tokenizer_sha256": tokenizer}
         recipe = json.dumps([made, samples], sort_keys=True)
@@ -224,13 +237,15 @@ class Ruler(Suite):
         self, encoder: PromptEncoder, length: int, task: Task, records: list[dict], origin: dict[str, Any]
     ) -> Dataset:
         settings, name = self.settings, f"{length}/{task.name}"
-        records = choose_examples(records, settings.max_num_examples, settings.sample_method, settings.seed, name)
+        records = self.choose(name, records)
         records = [record | {"task": task.name, "context_length": length} for record in records]
         new = ANCHOR_NEW_TOKENS if settings.ruler_protocol == "anchor" else task.max_new_tokens
         # Both kinds of origin are always named, so that a run cannot go on with records of the other kind.
         facts = {"sha256": None, "generated": None} | origin
         max_new = settings.max_new_tokens or new
         dataset = Dataset(name, task, records, max_new, facts | {"max_new_tokens": max_new})
+        if not records:
+            return dataset
         # of generated samples the tokens are known; of files they were counted by any tokenizer
         longest = max(records, key=lambda record: record["length"] if self.generates else len(record["input"]))
         try:
