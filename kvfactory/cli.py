@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from kvfactory.methods import METHODS
 from kvfactory.run_settings import GROUPS, KINDS, RunSettings
-from kvfactory.settings import field_type, format_value
+from kvfactory.settings import field_type, format_value, whole_number
 from kvfactory.suites.longbench import LongBenchSettings
 
 METHOD_PREFIX = "method_setting_"
@@ -37,6 +37,7 @@ def build_parser(settings: type[RunSettings] = LongBenchSettings) -> argparse.Ar
         prog=settings.program,
         description=DESCRIPTION.format(settings.benchmark),
         allow_abbrev=False,
+        exit_on_error=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=argparse.HelpFormatter,
     )
@@ -96,8 +97,8 @@ def _add_flag(group: Any, declared: Field) -> None:
 
 def _metavar(declared: Field) -> str:
     read = declared.metadata["read"]
-    if read in (str, int):
-        return "N" if read is int else "TEXT"
+    if read in (str, whole_number):
+        return "N" if read is whole_number else "TEXT"
     return "A[,B]"
 
 
@@ -130,7 +131,10 @@ def parse(argv: Sequence[str], settings: type[RunSettings] = LongBenchSettings) 
     Exits with code 2 and one sentence on standard error for flags or values that do not exist.
     """
     parser = build_parser(settings)
-    namespace, unknown = parser.parse_known_args(list(argv))
+    try:
+        namespace, unknown = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:  # argparse calls a flag by all its spellings, the main one first
+        parser.error(f"argument {(error.argument_name or '').partition('/')[0]}: {error.message}")
     if unknown:
         parser.error(_unknown_argument(parser, unknown))
     values = vars(namespace)

@@ -34,6 +34,7 @@ from kvfactory.probe.scoring import (
 from kvfactory.probe.trials import Trial, TrialMaker, make_trials, spread, trials_sha256
 from kvfactory.reports.files import FileLock
 from kvfactory.reports.stop import STOPPED, StopSignal
+from kvfactory.settings import whole_number
 from kvfactory.version import __version__
 
 MIN_TRIALS = 10
@@ -126,12 +127,18 @@ def build_parser() -> argparse.ArgumentParser:
         help="generate counts trials that the model answers; teacher_forced feeds the answer and counts all, for base "
         "and tiny models (default: generate)")  # fmt: skip
     add("--haystack_dir", metavar="PATH", help="folder of .txt files or one text file; default: generated text")
-    add("--min_length", type=int, default=0, metavar="N", help="tokens of the shortest text (default: 0)")
-    add("--max_length", type=int, metavar="N",
+    add("--min_length", type=whole_number, default=0, metavar="N", help="tokens of the shortest text (default: 0)")
+    add("--max_length", type=whole_number, metavar="N",
         help=f"tokens of the longest text (default: {LONGEST}, or what the model's window allows)")  # fmt: skip
-    add("--num_lengths", type=int, default=5, metavar="N", help="lengths between the two (default: 5)")
-    add("--num_depths", type=int, default=10, metavar="N", help="places within a text, 0 to 100 %% (default: 10)")
-    add("--seed", type=int, default=42, metavar="N", help="of the text (default: 42)")
+    add("--num_lengths", type=whole_number, default=5, metavar="N", help="lengths between the two (default: 5)")
+    add(
+        "--num_depths",
+        type=whole_number,
+        default=10,
+        metavar="N",
+        help="places within a text, 0 to 100 %% (default: 10)",
+    )
+    add("--seed", type=whole_number, default=42, metavar="N", help="of the text (default: 42)")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="where the model runs (default: auto)")
     add("--dtype", choices=("auto", "float16", "bfloat16", "float32"), default="auto",
         help="precision (default: auto, the checkpoint's on CUDA, float32 on the CPU)")  # fmt: skip

@@ -16,7 +16,7 @@ from kvfactory.budget import Budget
 from kvfactory.capability import BACKENDS, GRANULARITIES, MERGE_TARGETS, MERGES
 from kvfactory.data.longbench import SAMPLE_METHODS
 from kvfactory.registry import unknown_name
-from kvfactory.settings import PRESETS, check_seed, parse_switch
+from kvfactory.settings import PRESETS, check_seed, number, parse_switch, whole_number
 
 if TYPE_CHECKING:
     from kvfactory.suites.base import Suite
@@ -47,21 +47,21 @@ def words(text: str) -> tuple[str, ...]:
 
 def whole_numbers(text: str) -> tuple[int, ...]:
     """ "128,512" -> (128, 512)."""
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    return tuple(dict.fromkeys(whole_number(part) for part in text.split(",")))
 
 
 def fractions(text: str) -> tuple[float, ...]:
     """ "0.1,0.2" -> (0.1, 0.2)."""
-    return tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    return tuple(dict.fromkeys(number(part) for part in text.split(",")))
 
 
 def percentages(text: str) -> tuple[float, ...]:
     """ "25%,50" -> (25.0, 50.0)."""
-    return tuple(dict.fromkeys(float(part.strip().removesuffix("%")) for part in text.split(",")))
+    return tuple(dict.fromkeys(number(part.strip().removesuffix("%")) for part in text.split(",")))
 
 
 KINDS: dict[Callable[[str], Any], str] = {
-    int: "a whole number",
+    whole_number: "a whole number",
     whole_numbers: "a whole number, or several separated by commas",
     fractions: "a number, or several separated by commas",
     percentages: "a percentage such as 25%, or several separated by commas",
@@ -124,7 +124,7 @@ class RunSettings(ABC):
         "values of method settings that are not given: factory as the original runner, paper as each paper",
         choices=PRESETS,
     )
-    seed: int = flag("what", 42, "of randomised methods and of --sample_method random", read=int)
+    seed: int = flag("what", 42, "of randomised methods and of --sample_method random", read=whole_number)
     list_methods: bool = flag("what", False, "print what every method can do, and stop")
     verify: bool = flag("what", False, "with --list_methods: try every claimed combination on a tiny model")
 
@@ -136,7 +136,7 @@ class RunSettings(ABC):
         "--sample_method and shards then take from what is left",
         metavar="FILE",
     )
-    max_num_examples: int | None = flag("data", None, "at most so many examples per dataset", read=int)
+    max_num_examples: int | None = flag("data", None, "at most so many examples per dataset", read=whole_number)
     sample_method: str = flag(
         "data",
         "topk",
@@ -146,7 +146,9 @@ class RunSettings(ABC):
     thinking: str = flag(
         "data", "off", "off, on, or a number of tokens on top of the limit, for models that have a thinking block"
     )
-    max_new_tokens: int | None = flag("data", None, "overrides every dataset's own limit of new tokens", read=int)
+    max_new_tokens: int | None = flag(
+        "data", None, "overrides every dataset's own limit of new tokens", read=whole_number
+    )
     legacy_decode_cleanup: bool = flag(
         "data", False, "clean up spaces when decoding, as transformers before 5 did for some tokenizers"
     )
@@ -190,7 +192,7 @@ class RunSettings(ABC):
     quant_method: str | None = flag(
         "budget", None, f"quantiser of stored keys and values: {', '.join((*QUANTISERS, 'none'))}"
     )
-    nbits: int | None = flag("budget", None, "bits of the quantiser", read=int)
+    nbits: int | None = flag("budget", None, "bits of the quantiser", read=whole_number)
 
     # Model and computation
     attn_implementation: str = flag("compute", "auto", "attention kernels", choices=("auto", *BACKENDS))
@@ -230,7 +232,7 @@ class RunSettings(ABC):
         1,
         "examples that decode together; prompts are prefilled one by one, so results equal those of batch 1 up to "
         "near-ties of logits",
-        read=int,
+        read=whole_number,
     )
     use_cache: bool = flag(
         "compute", True, "kept for scripts of the original: False is refused", read=parse_switch, metavar="True"
@@ -258,9 +260,9 @@ class RunSettings(ABC):
         "files",
         None,
         "split the examples over so many calls; with --launcher over so many processes, by default one per GPU",
-        read=int,
+        read=whole_number,
     )
-    shard_id: int | None = flag("files", None, "which of them this call does, from 0", read=int)
+    shard_id: int | None = flag("files", None, "which of them this call does, from 0", read=whole_number)
     merge_shards: bool = flag("files", False, "join the files of --num_shards finished calls, and stop")
     launcher: str | None = flag(
         "files",

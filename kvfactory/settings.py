@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import re
 import typing
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -103,11 +105,25 @@ def parse_switch(text: str) -> bool:
     raise ValueError(f"{text!r} is not on or off")
 
 
+def whole_number(text: str) -> int:
+    """ "-12" -> -12; ValueError for anything but ASCII digits behind an optional sign, which Python's int is not."""
+    if not re.fullmatch(r"[+-]?[0-9]+", text.strip()):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """ "0.5", "2e-3" or "inf" -> float; ValueError for anything else, "nan" and "1_0.5" among it."""
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf", text.strip().lower()):
+        raise ValueError(f"{text!r} is not a number")
+    return float(text)
+
+
 def parse_ints(text: str) -> tuple[int, ...]:
     """ "0,1" -> (0, 1); "none" or "" -> ()."""
     if text.strip().lower() in ("", "none"):
         return ()
-    return tuple(int(part) for part in text.split(","))
+    return tuple(whole_number(part) for part in text.split(","))
 
 
 def coerce(cls: type, name: str, value: Any) -> Any:
@@ -131,7 +147,9 @@ def coerce(cls: type, name: str, value: Any) -> Any:
         elif kind is int:
             value = _whole(value)
         elif kind is float:
-            value = float(value)
+            value = number(value) if isinstance(value, str) else float(value)
+            if math.isnan(value):
+                raise ValueError
         else:
             value = str(value)
     except (TypeError, ValueError, OverflowError):
@@ -142,6 +160,8 @@ def coerce(cls: type, name: str, value: Any) -> Any:
 
 
 def _whole(value: Any) -> int:
+    if isinstance(value, str):
+        return whole_number(value)
     if isinstance(value, bool) or int(value) != float(value):
         raise ValueError
     return int(value)

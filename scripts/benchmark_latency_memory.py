@@ -25,6 +25,7 @@ from kvfactory.generation import DECODE_PATHS, generate  # noqa: E402
 from kvfactory.loading import load_model, open_checkpoint, resolve_computation  # noqa: E402
 from kvfactory.monkeypatch import attach_plan, detach  # noqa: E402
 from kvfactory.plan import Plan, make_plan  # noqa: E402
+from kvfactory.settings import whole_number  # noqa: E402
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -32,18 +33,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     flags.add_argument("--model_path", required=True, help="local folder, hub id, or smollm2")
     flags.add_argument("--method", default="snapkv")
-    flags.add_argument("--max_capacity_prompts", type=int, default=512, help="kept prompt tokens")
+    flags.add_argument("--max_capacity_prompts", type=whole_number, default=512, help="kept prompt tokens")
     flags.add_argument("--kv_cache_granularity", default="query_head", choices=("query_head", "kv_head"))
     flags.add_argument("--attn_implementation", default="auto")
     flags.add_argument("--head_path", help="HeadKV's head scores")
-    flags.add_argument("--prompt_len", type=int, default=8192)
-    flags.add_argument("--max_new_tokens", type=int, default=128)
-    flags.add_argument("--batch_size", type=int, default=1, help="prompts that decode together")
-    flags.add_argument("--repeats", type=int, default=3, help="timed runs after a warm-up; medians are shown")
+    flags.add_argument("--prompt_len", type=whole_number, default=8192)
+    flags.add_argument("--max_new_tokens", type=whole_number, default=128)
+    flags.add_argument("--batch_size", type=whole_number, default=1, help="prompts that decode together")
+    flags.add_argument("--repeats", type=whole_number, default=3, help="timed runs after a warm-up; medians are shown")
     flags.add_argument("--decode", default="auto", choices=tuple(p for p in DECODE_PATHS if p != "hf"))
     flags.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
     flags.add_argument("--dtype", default="auto", choices=("auto", "float16", "bfloat16", "float32"))
-    flags.add_argument("--seed", type=int, default=42)
+    flags.add_argument("--seed", type=whole_number, default=42)
     args = flags.parse_args(argv)
     for name, least in (("prompt_len", 1), ("max_new_tokens", 2), ("batch_size", 1), ("repeats", 1)):
         if getattr(args, name) < least:

@@ -20,6 +20,7 @@ from planted import PLANTED_HEAD, planted_model, probe_scores, prompts, recalls 
 
 from kvfactory.loading import quiet_transformers  # noqa: E402
 from kvfactory.plan import Plan, make_plan  # noqa: E402
+from kvfactory.settings import whole_number  # noqa: E402
 
 PAGE = ROOT / "docs" / "planted_retrieval.md"
 BUDGETS = (16, 32, 64, 128)
@@ -92,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Write or check the page; the exit code."""
     parser = argparse.ArgumentParser(description="Write the planted-retrieval table.")
     parser.add_argument("--out", type=Path, default=PAGE, help="file to write")
-    parser.add_argument("--prompts", type=int, default=PROMPTS, help="prompts per cell")
+    parser.add_argument("--prompts", type=whole_number, default=PROMPTS, help="prompts per cell")
     parser.add_argument("--check", action="store_true", help="write nothing, end with 1 if the page is stale")
     options = parser.parse_args(arguments)
     quiet_transformers()

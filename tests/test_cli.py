@@ -37,6 +37,7 @@ def test_every_setting_has_a_flag_and_help(settings):
     assert all(action.help for action in actions.values())
     for name, f in declared.items():
         assert actions[name].option_strings == [f"--{spelling}" for spelling in (name, *f.metadata["alias"])]
+        assert f.metadata["read"] not in (int, float), f"--{name}: whole_number and number read what is typed"
     text = parser.format_help()
     assert parser.prog == settings.program and settings.benchmark in text
     for name in (*declared, *of_methods):
@@ -138,6 +139,8 @@ def test_merges_and_quantisers_are_looked_up():
         (("--budget_bytes", "10", "--max_capacity_prompts_ratio", "0.5"), "give one of them"),
         (("--max_capacity_prompts_ratio", "1.5"), "not in (0, 1]"),
         (("--budget_bytes", "0%"), "not in (0, 100]"),
+        (("--budget_bytes", "inf"), "not in (0, 100]"),
+        (("--max_capacity_prompts_ratio", "inf"), "not in (0, 1]"),
         (("--use_cache", "False"), "--use_cache False"),
         (("--max_new_tokens", "0"), "--max_new_tokens 0"),
         (("--max_num_examples", "-3"), "--max_num_examples -3"),
@@ -170,7 +173,13 @@ def test_what_is_missing_is_named():
         (["--metod", "snapkv"], "did you mean --method"),
         (["--eval_batch_sise=4"], "--eval_batch_sise=4"),
         (["stray"], "unknown argument stray"),
-        (["--seed", "x"], "'x' is not a whole number"),
+        (["--seed", "x"], "argument --seed: 'x' is not a whole number"),
+        (["--seed", "5_1"], "argument --seed: '5_1' is not a whole number"),
+        (["--max_num_examples", "٣"], "argument --max_num_examples: '٣' is not a whole number"),
+        (["--max_capacity_prompts", "128,5_1"], "'128,5_1' is not a whole number, or several"),
+        (["--max_capacity_prompts_ratio", "0_1.5"], "'0_1.5' is not a number, or several"),
+        (["--max_capacity_prompts_ratio", "nan"], "'nan' is not a number, or several"),
+        (["--budget_bytes", "nan%"], "'nan%' is not a percentage"),
         (["--max_capacity_prompts", "12,a"], "several separated by commas"),
         (["--budget_bytes", "a%"], "percentage"),
         (["--method", " , "], "is not a name"),
@@ -188,7 +197,8 @@ def test_typing_mistakes_are_one_sentence_and_exit_2(argv, told, capsys):
     "settings, argv, told",
     [
         (RulerSettings, ["--lenghts", "4096"], "did you mean --lengths"),
-        (RulerSettings, ["--lengths", "4k"], "several separated by commas"),
+        (RulerSettings, ["--context_length", "4k"], "argument --lengths: '4k' is not a whole number, or several"),
+        (RulerSettings, ["--dataset", " , "], "argument --tasks: ' , ' is not a name"),
         (RulerSettings, ["--protocol", "factory"], "unknown argument --protocol"),
         (NeedleSettings, ["--s_len", "1k"], "'1k' is not a whole number"),
         (NeedleSettings, ["--depth", "50"], "did you mean --depths"),
@@ -197,6 +207,16 @@ def test_typing_mistakes_are_one_sentence_and_exit_2(argv, told, capsys):
 )
 def test_typing_mistakes_of_other_runners(settings, argv, told, capsys):
     refused_at_parsing(argv, settings, told, capsys)
+
+
+@of_every_runner
+def test_messages_call_a_flag_by_its_main_name(settings, capsys):
+    """Whichever spelling was typed, and none of the others."""
+    for declared in dataclasses.fields(settings):
+        takes_value = not isinstance(declared.default, bool)
+        for typed in (declared.name, *declared.metadata["alias"]) if takes_value else ():
+            told = f": argument --{declared.name}: expected one argument"
+            refused_at_parsing([f"--{typed}"], settings, told, capsys)
 
 
 def refused_at_parsing(argv, settings, told, capsys):

@@ -297,7 +297,7 @@ def test_the_scripts_run_all_13_tasks_and_score_them(model, tmp_path):
     [
         ({"tasks": "niah_single1"}, "unknown RULER task 'niah_single1'. Did you mean niah_single_1"),
         ({"lengths": 0}, "--lengths 0 must be at least 1 token"),
-        ({"lengths": "1k"}, "--context_length: '1k' is not a whole number"),
+        ({"lengths": "1k"}, "argument --lengths: '1k' is not a whole number"),
         ({"lengths": "1000,300"}, "--lengths 300 is too short for niah_single_1"),
         ({"tasks": "vt", "lengths": 600}, "--lengths 600 is too short for vt"),
         ({"lengths": 2049}, "--lengths 2049 is above the model's window of 2048 tokens"),

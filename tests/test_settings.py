@@ -12,11 +12,13 @@ from kvfactory.settings import (
     as_dict,
     coerce,
     format_value,
+    number,
     parse_ints,
     parse_switch,
     recalled_values,
     resolve_settings,
     setting,
+    whole_number,
 )
 
 
@@ -63,6 +65,13 @@ def test_text_from_a_command_line_and_python_values_agree():
         (dict(width=True), "--width True is not a whole number"),
         (dict(width=float("inf")), "--width inf is not a whole number"),
         (dict(width=None), "--width"),
+        (dict(width="5_1"), "--width '5_1' is not a whole number"),
+        (dict(width="٧"), "--width '٧' is not a whole number"),
+        (dict(layers="0,1_0"), "--layers '0,1_0' is not a comma-separated list"),
+        (dict(layers=["0", "²"]), "--layers"),
+        (dict(share="1_0.5"), "--share '1_0.5' is not a number"),
+        (dict(share="nan"), "--share 'nan' is not a number"),
+        (dict(share=float("nan")), "--share nan is not a number"),
         (dict(share="half"), "--share 'half' is not a number"),
         (dict(switch="perhaps"), "--switch 'perhaps' is not on or off"),
         (dict(layers="0;1"), "--layers '0;1' is not a comma-separated list"),
@@ -100,6 +109,30 @@ def test_values_are_shown_as_they_are_typed(value, text):
 @pytest.mark.parametrize("text, value", [("on", True), ("True", True), ("1", True), ("off", False), ("NO", False)])
 def test_switches(text, value):
     assert parse_switch(text) is value
+
+
+@pytest.mark.parametrize("text, value", [("12", 12), ("-3", -3), ("+7", 7), (" 5 ", 5), ("007", 7)])
+def test_whole_numbers(text, value):
+    assert whole_number(text) == value
+
+
+@pytest.mark.parametrize("text", ["5_1", "٧", "²", "１２", "", "-", "--1", "1.0", "1e3", "0x10", "1 2"])
+def test_what_is_no_whole_number(text):
+    with pytest.raises(ValueError, match="is not a whole number"):
+        whole_number(text)
+
+
+@pytest.mark.parametrize(
+    "text, value", [("0.5", 0.5), (".5", 0.5), ("3.", 3.0), ("-2", -2.0), ("2E-3", 0.002), (" 1 ", 1.0)]
+)
+def test_numbers(text, value):
+    assert number(text) == value and number("inf") == -number("-Inf") == float("inf")
+
+
+@pytest.mark.parametrize("text", ["1_0.5", "nan", "-NaN", "infinity", "٠.٥", "", ".", "e3", "1e", "0,5", "1 2"])
+def test_what_is_no_number(text):
+    with pytest.raises(ValueError, match="is not a number"):
+        number(text)
 
 
 def test_lists_of_numbers():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from kvfactory.probe.trials import spread
+from kvfactory.settings import whole_number
 
 DEPTH_KINDS = ("linear", "sigmoid")
 DEPTH_INTERVALS = 10
@@ -67,7 +68,7 @@ def parse_depths(text: str) -> list[int]:
     found: list[int] = []
     for piece in text.split(","):
         try:
-            depth = int(piece)
+            depth = whole_number(piece)
         except ValueError:
             raise ValueError(f"--depths {text!r}: {piece.strip()!r} is no whole number of percent") from None
         if not 0 <= depth <= 100:

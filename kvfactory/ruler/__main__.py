@@ -26,6 +26,7 @@ from kvfactory.ruler.generate import check_length, check_sources_read, generate_
 from kvfactory.ruler.read import read_generated
 from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_tasks, get_ruler_task
 from kvfactory.ruler.texts import Sources
+from kvfactory.settings import whole_number
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -42,14 +43,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="the wrap whose tokens are counted, as in run_ruler.py: the tokenizer's template, none, or auto: the "
         "template where there is one (default: auto)",
     )
-    add("--num_samples", type=int, default=500, metavar="N", help="per task and length (default: 500)")
+    add("--num_samples", type=whole_number, default=500, metavar="N", help="per task and length (default: 500)")
     add("--output", type=_path, default=Path("data/RULER"), help="folder to write to (default: data/RULER)")
     add(
         "--essays_dir", type=_path, metavar="PATH", help="folder of .txt files or one text file (default: our own text)"
     )
     add("--squad", type=_path, metavar="FILE", help="SQuAD v2 JSON for qa_1 (default: our own questions)")
     add("--hotpot", type=_path, metavar="FILE", help="HotpotQA distractor JSON for qa_2 (default: our own questions)")
-    add("--seed", type=int, default=42, metavar="N", help="of all samples (default: 42)")
+    add("--seed", type=whole_number, default=42, metavar="N", help="of all samples (default: 42)")
     add("--overwrite", action="store_true", help="replace files that were made from something else")
     add("--quiet", action="store_true", help="no progress bar")
     return parser

@@ -21,6 +21,7 @@ from kvfactory.needle.scores import needle_scores
 from kvfactory.registry import unknown_name
 from kvfactory.reports.records import ResultFile
 from kvfactory.run_settings import RunSettings, flag, same_flag, words
+from kvfactory.settings import whole_number
 from kvfactory.suites.base import Dataset, Suite, refuse_empty_paths
 
 if TYPE_CHECKING:
@@ -48,13 +49,13 @@ class NeedleSettings(RunSettings):
         "the observation windows of the original's needle script: 32 tokens for SnapKV, H2O, CAM and StreamingLLM (all "
         "else of its budget being sinks) where --window_size or --sinks is not given",
     )
-    s_len: int = flag("data", 1000, "shortest context in tokens, question and answer included", read=int)
-    e_len: int = flag("data", 8000, "longest context in tokens", read=int)
-    step: int = flag("data", 1000, "tokens from one length to the next", read=int)
+    s_len: int = flag("data", 1000, "shortest context in tokens, question and answer included", read=whole_number)
+    e_len: int = flag("data", 8000, "longest context in tokens", read=whole_number)
+    step: int = flag("data", 1000, "tokens from one length to the next", read=whole_number)
     depths: str | None = flag(
         "data", None, "depths of the needle in percent, separated by commas, instead of intervals", metavar="N[,N]"
     )
-    depth_intervals: int = flag("data", DEPTH_INTERVALS, "number of depths from 0 to 100 percent", read=int)
+    depth_intervals: int = flag("data", DEPTH_INTERVALS, "number of depths from 0 to 100 percent", read=whole_number)
     depth_kind: str = flag("data", "linear", "how depths are spread", choices=DEPTH_KINDS)
     needle: tuple[str, ...] = flag(
         "data",

@@ -29,6 +29,7 @@ from kvfactory.ruler.read import locate_ruler, read_generated, read_ruler
 from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_tasks, get_ruler_task
 from kvfactory.ruler.texts import Sources
 from kvfactory.run_settings import RunSettings, flag, whole_numbers, words
+from kvfactory.settings import whole_number
 from kvfactory.suites.base import Dataset, Suite, refuse_empty_paths
 
 PROTOCOLS = ("official", "anchor")
@@ -65,7 +66,10 @@ class RulerSettings(RunSettings):
         alias=("context_length",),
     )
     num_samples: int | None = flag(
-        "data", None, f"samples generated per task and length; default {OFFICIAL_SAMPLES}, as published", read=int
+        "data",
+        None,
+        f"samples generated per task and length; default {OFFICIAL_SAMPLES}, as published",
+        read=whole_number,
     )
     data_dir: str | None = flag(
         "data",

@@ -23,6 +23,7 @@ from kvfactory.needle.needles import Needle, new_words  # noqa: E402
 from kvfactory.needle.scores import SCORES, needle_scores  # noqa: E402
 from kvfactory.reports.eval_files import canonical_label, read_rows, record_value  # noqa: E402
 from kvfactory.reports.run_paths import split_shard  # noqa: E402
+from kvfactory.settings import whole_number  # noqa: E402
 
 ORIGINAL = "*_results.json"
 
@@ -118,7 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="run folder, its needle folder, or save_dir")
     parser.add_argument("--value", choices=SCORES, default="recall", help="which score (default: recall)")
     parser.add_argument(
-        "--trained_length", type=int, help="dashed line after this many tokens (default: the run record's, if there)"
+        "--trained_length",
+        type=whole_number,
+        help="dashed line after this many tokens (default: the run record's, if there)",
     )
     arguments = parser.parse_args(argv)
     try:
