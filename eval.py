@@ -20,6 +20,7 @@ from kvfactory.reports.eval_compare import compare_paths, format_comparison
 from kvfactory.reports.eval_files import find_runs
 from kvfactory.reports.eval_output import to_markdown, write_results
 from kvfactory.reports.eval_tables import join_tables, score_run
+from kvfactory.streams import outlive_readers
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
@@ -77,4 +78,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main())

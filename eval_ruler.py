@@ -21,6 +21,7 @@ from kvfactory.reports.eval_tables import join_tables
 from kvfactory.reports.ruler_files import find_ruler_runs
 from kvfactory.reports.ruler_output import to_csv, to_dict, to_markdown
 from kvfactory.reports.ruler_tables import score_ruler_run
+from kvfactory.streams import outlive_readers
 
 
 def evaluate(results_dir: str, errors_as_zero: bool) -> None:
@@ -57,4 +58,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main())

@@ -13,6 +13,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from kvfactory.streams import outlive_readers
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -25,4 +27,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main())

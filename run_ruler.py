@@ -15,6 +15,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from kvfactory.streams import outlive_readers
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -27,4 +29,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main())

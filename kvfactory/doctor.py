@@ -20,6 +20,7 @@ import kvfactory.kernels
 from kvfactory.kernels.checks import Check
 from kvfactory.kernels.dispatch import why_torch
 from kvfactory.reports.environment import package_versions
+from kvfactory.streams import outlive_readers
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _PACKAGES = ("torch", "triton", "transformers", "flash-attn", "fa3-fwd", "hqq")
@@ -131,4 +132,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main())

@@ -26,6 +26,7 @@ from kvfactory.loading import load_model, open_checkpoint, resolve_computation  
 from kvfactory.monkeypatch import attach_plan, detach  # noqa: E402
 from kvfactory.plan import Plan, make_plan  # noqa: E402
 from kvfactory.settings import whole_number  # noqa: E402
+from kvfactory.streams import outlive_readers  # noqa: E402
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -124,6 +125,7 @@ def run(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     try:
         sys.exit(run())
     except ValueError as error:

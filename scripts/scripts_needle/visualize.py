@@ -24,6 +24,7 @@ from kvfactory.needle.scores import SCORES, needle_scores  # noqa: E402
 from kvfactory.reports.eval_files import canonical_label, read_rows, record_value  # noqa: E402
 from kvfactory.reports.run_paths import split_shard  # noqa: E402
 from kvfactory.settings import whole_number  # noqa: E402
+from kvfactory.streams import outlive_readers  # noqa: E402
 
 ORIGINAL = "*_results.json"
 
@@ -139,4 +140,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     sys.exit(main())
