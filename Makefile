@@ -64,6 +64,8 @@ lint: setup
 docs: setup
 	$(RUN) -m kvfactory.docs
 
+# docs/planted_retrieval.md is no part of it: computing it again takes 40 s on one core. `make test` computes a part of it,
+# and `python scripts/planted_table.py --check` all, which a change of a method's selection calls for.
 docs-check: setup
 	$(RUN) -m kvfactory.docs --check
 
