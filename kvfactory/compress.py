@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from kvfactory.budget import Budget
+from kvfactory.cache.ragged import RaggedStore
+from kvfactory.cache.store import DenseStore
 from kvfactory.methods.base import Kept, LayerShape, PromptContext, RaggedKept
 from kvfactory.ops.merge import merge_dropped
-from kvfactory.ops.select import gather_ragged, gather_tokens
 from kvfactory.plan import make_plan
 
 
@@ -82,14 +83,11 @@ def compress_prompt(
         kept = Kept(torch.arange(S, device=k.device).expand(B, Hk, S))
     if isinstance(kept, RaggedKept):
         segments = kept.lengths.tolist()
-        rows = (
-            kept.indices,
-            *(gather_ragged(x, kept) if y is None else y for x, y in ((k, kept.keys), (v, kept.values))),
-        )
+        rows = (kept.indices, *RaggedStore.build(k, v, kept, slack=0).buffers)
         indices, keys, values = ([list(part) for part in _batched(x[: sum(segments)].split(segments), B)] for x in rows)
         return KeptLists(indices, keys, values)
     heads = Hq if plan.granularity == "query_head" else Hk
-    rows = (kept.indices, *(gather_tokens(x, kept) if y is None else y for x, y in ((k, kept.keys), (v, kept.values))))
+    rows = (kept.indices, *DenseStore(k, v, slack=0, kept=kept).view())
     # One list per head of the granularity asked for, also where the store shares one copy among a group.
     indices, keys, values = ([list(row) for row in x.repeat_interleave(heads // x.shape[1], dim=1)] for x in rows)
     return KeptLists(indices, keys, values)

@@ -56,7 +56,7 @@ def test_a_check_that_crashes_is_a_failure_and_the_others_still_run(monkeypatch,
 def test_on_a_gpu_every_kernel_module_with_a_check_takes_part():
     pytest.importorskip("triton")
     names = [module.__name__.rsplit(".")[-1] for module in doctor.checked_modules(torch.device("cuda"))[0]]
-    assert {"append", "decode_attention", "reference"} <= set(names) and "dispatch" not in names
+    assert {"append", "decode_attention", "gather", "reference"} <= set(names) and "dispatch" not in names
 
 
 def test_without_triton_the_kernels_are_named_as_not_checked(monkeypatch):
@@ -128,3 +128,14 @@ def test_decode_kernels_of_each_path(monkeypatch):
     kernels = dispatch.decode_kernels("cuda")
     assert kernels.decode_attention is decode_attention.decode_attention
     assert kernels.append_tokens is append.append_tokens
+
+
+def test_gather_kernel_of_each_path(monkeypatch):
+    assert dispatch.gather_kernel("cpu") is reference.gather_kept
+    pytest.importorskip("triton")
+    on_gpu(monkeypatch, "NVIDIA H200")
+    from kvfactory.kernels import gather
+
+    assert dispatch.gather_kernel("cuda") is gather.gather_kept
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    assert dispatch.gather_kernel("cuda") is reference.gather_kept

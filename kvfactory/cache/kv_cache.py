@@ -18,7 +18,6 @@ from kvfactory.cache.ragged import RaggedStore
 from kvfactory.cache.store import DECODE_SLACK, DenseStore, Store
 from kvfactory.methods.base import Kept, KVCluster, PromptContext, RaggedKept
 from kvfactory.ops.merge import merge_dropped
-from kvfactory.ops.select import gather_ragged, gather_tokens
 
 if TYPE_CHECKING:
     from kvfactory.monkeypatch import Attachment, LayerSlot
@@ -160,18 +159,13 @@ class KVLayer(AttendedLayer):
         kept = self.cluster.compress(q, k, v, replace(self.cache.context(k.shape[2]), lse=lse))
         if kept is not None and self.cache.plan.merge is not None:
             kept = merge_dropped(k, v, kept, self.cache.plan.merge, self.cache.plan.merge_target)
-        gather = gather_ragged if isinstance(kept, RaggedKept) else gather_tokens
-        if kept is not None:
-            k, v = (
-                gather(x, kept) if replaced is None else replaced for x, replaced in ((k, kept.keys), (v, kept.values))
-            )
+        slack = self.cache.slack
         if isinstance(kept, RaggedKept):
-            self.store = RaggedStore.build(k, v, kept.lengths.view(q.shape[0], -1), self.cache.slack, self.span)
+            self.store = RaggedStore.build(k, v, kept, slack, self.span)
         else:
-            slack = self.cache.slack
             if self.cluster.evicts and kept is not None:  # one slot beyond the budget, for the token being attended
-                slack = min(slack, max(0, self.cache.context(None).budget - k.shape[2]) + 1)
-            self.store = DenseStore(k, v, slack, self.span)
+                slack = min(slack, max(0, self.cache.context(None).budget - kept.indices.shape[2]) + 1)
+            self.store = DenseStore(k, v, slack, self.span, kept=kept)
             if kept is not None:
                 self.store.add_columns(kept.columns, kept.history)
         if self.cache.record_positions and isinstance(kept, Kept):

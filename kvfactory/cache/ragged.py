@@ -6,11 +6,16 @@ is padded in storage; a query_head store may let several segments share one slot
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from kvfactory.backends import Backend
-from kvfactory.cache.store import Store
+from kvfactory.cache.store import Store, write_kept
 from kvfactory.ops.select import to_device
+
+if TYPE_CHECKING:
+    from kvfactory.methods.base import RaggedKept
 
 SLACK_UNIT = 16
 _SMALLEST_BUCKET = 32
@@ -110,27 +115,26 @@ class RaggedStore(Store):
         cls,
         k: torch.Tensor,
         v: torch.Tensor,
-        lengths: torch.Tensor,
+        kept: RaggedKept,
         slack: int,
         into: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> RaggedStore:
-        """Copies back-to-back segments into buffers with `slack` free slots each.
+        """Copies what is kept of a prompt's k, v (B, Hk, S, D) into buffers with `slack` free slots per segment.
+
+        The device is not waited for, wherever the lengths are.
 
         Args:
-            k, v: (N, D), row-major segments, and after the last one any number of rows that belong to none.
-            lengths: (rows, Hs) int64, on the host or the device, which is not waited for.
             into: buffers (slots, D) to fill the beginning of, taken when they have enough slots; else fresh ones.
         """
-        flat = to_device(lengths.flatten(), k.device)
-        ends, count = flat.cumsum(0), flat.numel()
-        row = torch.arange(k.shape[0], device=k.device)
-        slots = row + slack * torch.searchsorted(ends, row, right=True)
-        size = k.shape[0] + slack * count
+        lengths, count = to_device(kept.lengths, k.device), kept.lengths.numel()
+        ends = lengths.cumsum(0)
+        size = kept.indices.numel() + slack * count
         if into is None or size > into[0].shape[0]:
-            into = k.new_zeros(size, k.shape[1]), v.new_zeros(size, v.shape[1])
-        buffers = [buffer[:size].index_copy_(0, slots, x) for buffer, x in zip(into, (k, v), strict=True)]
-        starts = ends - flat + slack * torch.arange(count, device=k.device)
-        return cls(*buffers, starts.view(lengths.shape), lengths.clone(), slack)
+            into = k.new_zeros(size, k.shape[-1]), v.new_zeros(size, v.shape[-1])
+        buffers = [buffer[:size] for buffer in into]
+        write_kept(k, v, kept, buffers, slack, ends)
+        starts = ends - lengths + slack * torch.arange(count, device=k.device)
+        return cls(*buffers, *(x.view(k.shape[0], -1) for x in (starts, kept.lengths.clone())), slack)
 
     @property
     def rows(self) -> int:

@@ -1,12 +1,18 @@
-"""Where kept keys and values live: a store holds tensors and counts their bytes, and knows nothing of methods."""
+"""Where kept keys and values live: a store holds tensors and counts their bytes. Of methods it knows what they keep."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvfactory.backends import Backend
+from kvfactory.kernels.dispatch import gather_kernel
+
+if TYPE_CHECKING:
+    from kvfactory.methods.base import Kept, RaggedKept
 
 DECODE_SLACK = 128
 """Free slots behind a prompt when the number of new tokens is not known beforehand."""
@@ -68,6 +74,34 @@ class Store(ABC):
         return 0 if self.positions is None else self.positions.numel() * self.positions.element_size()
 
 
+def write_kept(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kept: Kept | RaggedKept,
+    buffers: Sequence[torch.Tensor],
+    slack: int,
+    ends: torch.Tensor | None = None,
+) -> None:
+    """Writes what is kept of k, v (B, Hk, S, D) into two buffers (slots, D), `slack` free slots behind each segment.
+
+    Tokens are read where the prompt left them, keys and values by one kernel on devices that have it.
+
+    Args:
+        ends: (B * Hs,) int64 where segments end in `kept.indices`; not given when all are equally long.
+    """
+    gather = gather_kernel(k.device)
+    parts = list(zip((k, v), (kept.keys, kept.values), buffers, strict=True))
+    unchanged = [(x, buffer) for x, replaced, buffer in parts if replaced is None]
+    if unchanged:
+        sources, targets = zip(*unchanged, strict=True)
+        gather(sources, kept.indices, targets, slack=slack, ends=ends)
+    for _, replaced, buffer in parts:
+        if replaced is not None:  # one head, whose tokens are the segments in order
+            rows = replaced.reshape(1, 1, -1, replaced.shape[-1])
+            order = torch.arange(rows.shape[2], device=k.device).view(replaced.shape[:-1])
+            gather([rows], order, [buffer], slack=slack, ends=ends)
+
+
 class DenseStore(Store):
     """(B, Hs, capacity, D) buffers, the same number of slots for every head.
 
@@ -81,19 +115,25 @@ class DenseStore(Store):
         v: torch.Tensor,
         slack: int = DECODE_SLACK,
         into: tuple[torch.Tensor, torch.Tensor] | None = None,
+        kept: Kept | None = None,
     ):
-        """Copies the kept k, v (B, Hs, n, D) into buffers of n + slack slots, fresh ones or the beginning of `into`.
+        """Copies what is kept of k, v (B, Hk, S, D) into buffers of n + slack slots per stored head.
 
         Args:
-            into: (slots, D) each; taken when they have enough slots.
+            into: buffers (slots, D) to fill the beginning of, taken when they have enough slots; else fresh ones.
+            kept: n tokens of every stored head; without it all S tokens of every kv head.
         """
-        B, Hs, n, D = k.shape
+        B, Hs, n = k.shape[:3] if kept is None else kept.indices.shape
         size = B * Hs * (n + slack)
         if into is None or size > into[0].shape[0]:
-            into = k.new_empty(size, D), v.new_empty(size, v.shape[-1])
-        self._k, self._v = (x[:size].view(B, Hs, n + slack, x.shape[-1]) for x in into)
-        self._k[:, :, :n] = k
-        self._v[:, :, :n] = v
+            into = k.new_empty(size, k.shape[-1]), v.new_empty(size, v.shape[-1])
+        flat = [buffer[:size] for buffer in into]
+        self._k, self._v = (x.view(B, Hs, n + slack, x.shape[-1]) for x in flat)
+        if kept is None:
+            self._k[:, :, :n] = k
+            self._v[:, :, :n] = v
+        else:
+            write_kept(k, v, kept, flat, slack)
         self.length = n
         self._next = torch.full((1,), n, device=k.device)
         self.prompt_slots = [n] * Hs

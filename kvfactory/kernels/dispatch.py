@@ -82,3 +82,12 @@ def decode_kernels(device: torch.device | str) -> DecodeKernels:
     return DecodeKernels(
         reference.decode_attention, reference.append_tokens, reference.append_and_attend, lambda *_, **__: None
     )
+
+
+def gather_kernel(device: torch.device | str) -> Callable[..., None]:
+    """`gather_kept` of a device, with the signature in `kvfactory.kernels.reference`."""
+    if use_triton(device):
+        from kvfactory.kernels.gather import gather_kept
+    else:
+        from kvfactory.kernels.reference import gather_kept
+    return gather_kept

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from kvfactory.kernels.checks import Check, compare, equal
@@ -131,8 +133,35 @@ def append_and_attend(
     return decode_attention(q, k, v, starts, grown, scale=scale, out=out)
 
 
+def gather_kept(
+    sources: Sequence[torch.Tensor],
+    indices: torch.Tensor,
+    targets: Sequence[torch.Tensor],
+    *,
+    slack: int,
+    ends: torch.Tensor | None = None,
+) -> None:
+    """Copies rows of the sources to their slots, segment after segment.
+
+    Args:
+        sources: (B, Hk, S, D) each, at any strides.
+        indices: (B, Hs, n), or with `ends` (N,): positions in S, segment after segment. Segment s of B * Hs reads kv
+            head s // (Hs / Hk), and its rows lie `slack * s` slots further on in the target than here.
+        targets: (slots, D), one per source, in its dtype. Slack is not touched.
+        ends: (B * Hs,) where segments end in `indices`. Rows behind the last one belong to none: they have to be
+            positions, and may be copied behind the last segment's slack or not.
+    """
+    rows = torch.arange(indices.numel(), device=indices.device)
+    segment = rows // indices.shape[-1] if ends is None else torch.searchsorted(ends, rows, right=True)
+    segments = indices.shape[0] * indices.shape[1] if ends is None else ends.numel()
+    for x, target in zip(sources, targets, strict=True):
+        B, Hk = x.shape[:2]
+        head = (segment // (segments // (B * Hk))).clamp_(max=B * Hk - 1)
+        target.index_copy_(0, rows + slack * segment, x[head // Hk, head % Hk, indices.flatten()])
+
+
 def check(device: torch.device, dtype: torch.dtype) -> list[Check]:
-    """The definitions themselves: decode attention against float64, the append against a loop."""
+    """The definitions themselves: decode attention against float64, the append and the gather against a loop."""
     results = []
     for G, D in ((1, 128), (3, 80)):
         random = torch.Generator().manual_seed(G)
@@ -153,4 +182,11 @@ def check(device: torch.device, dtype: torch.dtype) -> list[Check]:
                 want[start + length] = new[0, s // 2, s % 2, 0]
         append_tokens(*new, k, v, *where, torch.tensor(alive, device=device), copies=1)
         results.append(equal(f"torch append_tokens D={D}", k, want))
+        prompt = torch.randn(2, 2, 70, D, generator=random).to(device, dtype)
+        kept = torch.rand(2, 4, 70, generator=random).argsort(-1)[..., :33].sort().values.to(device)
+        got, want = prompt.new_zeros(2 * 4 * 35, D), prompt.new_zeros(2, 4, 35, D)
+        for b, h in ((b, h) for b in range(2) for h in range(4)):
+            want[b, h, :33] = prompt[b, h // 2][kept[b, h]]
+        gather_kept([prompt], kept, [got], slack=2)
+        results.append(equal(f"torch gather_kept D={D}", got, want.view(-1, D)))
     return results

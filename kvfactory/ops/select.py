@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from kvfactory.methods.base import Kept, RaggedKept
+    from kvfactory.methods.base import Kept
 
 
 def rank_keys(scores: torch.Tensor) -> torch.Tensor:
@@ -48,19 +48,6 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     if x.device.type == "cpu" and device.type == "cuda":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
-
-
-def gather_ragged(x: torch.Tensor, kept: RaggedKept) -> torch.Tensor:
-    """Rows of `x` (B, Hk, S, D) at ragged positions -> (N, D), segments back to back as in `kept`.
-
-    Positions behind the last segment are read from the last head.
-    """
-    B, Hk, S, D = x.shape
-    copies = kept.lengths.numel() // (B * Hk)
-    ends = to_device(kept.lengths, x.device).cumsum(0)
-    segment = torch.searchsorted(ends, torch.arange(kept.indices.numel(), device=x.device), right=True)
-    head = (segment // copies).clamp_(max=B * Hk - 1)
-    return x.reshape(B * Hk * S, D)[head * S + kept.indices]
 
 
 def gather_tokens(x: torch.Tensor, kept: Kept | torch.Tensor) -> torch.Tensor:

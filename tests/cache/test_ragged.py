@@ -8,6 +8,7 @@ import torch
 from kvfactory.backends import get_backend
 from kvfactory.cache.ragged import RaggedStore, copy_row, join_rows
 from kvfactory.cache.store import DenseStore
+from kvfactory.methods.base import RaggedKept
 
 EDGES = [1, 31, 32, 33, 63, 64, 65, 100]
 """Lengths of segments: the least, and around the widths that reads are bucketed by."""
@@ -57,8 +58,11 @@ class Lists:
         return out
 
     def ragged(self, slack):
+        """Of a prompt whose rows have one head each, with the tokens of all segments one behind the other."""
         flat = (torch.cat([x for row in part for x in row]) for part in (self.k, self.v))
-        return RaggedStore.build(*flat, torch.tensor(self.lengths), slack)
+        k, v = (x.expand(len(self.k), 1, -1, -1) for x in flat)
+        kept = RaggedKept(torch.arange(k.shape[2]), torch.tensor(self.lengths).flatten())
+        return RaggedStore.build(k, v, kept, slack)
 
     def dense(self, slack):
         """The only row, whose heads are equally long."""
@@ -261,8 +265,8 @@ def test_rows_of_kv_heads_alone_stay_at_kv_heads():
 def test_buffers_are_exactly_the_slots_and_their_slack(slack):
     """Nothing of what they are built from stays: the sources are parts of larger tensors."""
     k, v = draw(200, 16, seed=0), draw(200, 16, seed=1)
-    lengths = torch.tensor([[3, 10]])
-    store = RaggedStore.build(k[50:63], v[50:63], lengths, slack)
+    lengths = torch.tensor([3, 10])
+    store = RaggedStore.build(k[None, None], v[None, None], RaggedKept(torch.arange(50, 63), lengths), slack)
     assert store.nbytes_alloc == 2 * 4 * 16 * (13 + 2 * slack) and store.nbytes == 2 * 4 * 16 * 13
     storages = {x.untyped_storage().data_ptr() for x in vars(store).values() if isinstance(x, torch.Tensor)}
     assert not storages & {x.untyped_storage().data_ptr() for x in (k, v, lengths)}

@@ -8,6 +8,7 @@ import torch
 from kvfactory.backends import get_backend
 from kvfactory.cache.ragged import RaggedStore, copy_row, join_rows
 from kvfactory.cache.store import DenseStore
+from kvfactory.methods.base import Kept, RaggedKept
 
 D = 12
 
@@ -47,8 +48,9 @@ def dense(plain, slack):
 
 
 def ragged(plain, slack):
-    lengths = torch.tensor([[len(k) for k in plain.k]])
-    return RaggedStore.build(torch.cat(plain.k), torch.cat(plain.v), lengths, slack)
+    """Of a prompt whose one head has the tokens of all segments, one behind the other."""
+    kept = RaggedKept(torch.arange(sum(map(len, plain.k))), torch.tensor([len(k) for k in plain.k]))
+    return RaggedStore.build(torch.cat(plain.k)[None, None], torch.cat(plain.v)[None, None], kept, slack)
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
@@ -80,6 +82,41 @@ def test_buffers_are_exactly_kept_plus_slack_and_own_their_memory(slack):
     assert store.nbytes_alloc == 2 * 2 * (9 + slack) * D * 4 and store.nbytes == 2 * 2 * 9 * D * 4
     k.zero_()
     assert bool(store.view()[0].any())
+
+
+@pytest.mark.parametrize("replaced", [(), ("keys",), ("values",), ("keys", "values")])
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("kind", ["dense", "ragged"])
+def test_a_store_holds_what_is_kept(kind, into, replaced):
+    """Two rows, three stored heads on each kv head; replaced rows as they are, the others from the prompt.
+
+    A span is filled from its beginning, its free slots keep what was there, and what lies behind it too.
+    """
+    (k, v), slack = (tokens(4, 23, seed).view(2, 2, 23, D) for seed in (0, 1)), 3
+    lengths = [9] * 12 if kind == "dense" else [(5 * s) % 23 + 1 for s in range(12)]
+    g = torch.Generator().manual_seed(2)
+    positions = [torch.randperm(23, generator=g)[:n].sort().values for n in lengths]
+    segments = {
+        name: [x.flatten(0, 1)[s // 3][index] - (100 if name in replaced else 0) for s, index in enumerate(positions)]
+        for name, x in (("keys", k), ("values", v))
+    }
+    size = sum(lengths) + 12 * slack
+    span = [torch.full((size + 1, D), torch.nan) for _ in range(2)] if into else None
+    if kind == "dense":
+        new = {name: torch.stack(segments[name]).view(2, 6, 9, D) for name in replaced}
+        store = DenseStore(k, v, slack, span, kept=Kept(torch.stack(positions).view(2, 6, 9), **new))
+    else:
+        new = {name: torch.cat(segments[name]) for name in replaced}
+        store = RaggedStore.build(k, v, RaggedKept(torch.cat(positions), torch.tensor(lengths), **new), slack, span)
+    assert store.rows == 2 and store.room == slack and store.nbytes_alloc == 2 * size * D * 4
+    for buffer, parts, i in zip(store.buffers, segments.values(), (0, 1), strict=True):
+        assert not into or buffer.data_ptr() == span[i].data_ptr()
+        flat, slot = buffer.view(-1, D), 0
+        for part in parts:
+            assert torch.equal(flat[slot : slot + len(part)], part)
+            slot += len(part) + slack
+            assert not into or flat[slot - slack : slot].isnan().all()
+        assert slot == size and (not into or span[i][size:].isnan().all())
 
 
 def test_slots_that_are_not_attended_do_not_count():

@@ -14,7 +14,6 @@ from kvfactory.backends import get_backend
 from kvfactory.cache.store import DenseStore
 from kvfactory.methods.base import LayerShape, PromptContext
 from kvfactory.methods.evictor import lowest_slot
-from kvfactory.ops.select import gather_tokens
 from kvfactory.plan import make_plan
 
 HQ, HK, D = 6, 2, 16
@@ -39,8 +38,7 @@ class Layer:
         self.position = length - 1
         prompt = [x[:, :, :length] for x in (self.q, self.k, self.v)]
         kept = self.cluster.compress(*prompt, self.ctx)
-        values = gather_tokens(self.v, kept) if kept.values is None else kept.values
-        self.store = DenseStore(gather_tokens(self.k, kept), values, slack=STEPS)
+        self.store = DenseStore(*prompt[1:], slack=STEPS, kept=kept)
         self.store.add_columns(kept.columns, kept.history)
 
     def held(self):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from oracles import best
 
-from kvfactory.methods.base import Kept, RaggedKept
-from kvfactory.ops.select import gather_ragged, gather_tokens, top_positions, with_window
+from kvfactory.methods.base import Kept
+from kvfactory.ops.select import gather_tokens, top_positions, with_window
 
 
 @pytest.mark.parametrize("values", [2, 5, 10_000])
@@ -54,16 +54,3 @@ def test_gather_reads_the_kv_head_of_the_group(heads):
         for h in range(heads):
             assert torch.equal(got[b, h], x[b, h // (heads // 2)][indices[b, h]])
     assert got.is_contiguous() and got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-
-
-@pytest.mark.parametrize("heads", [2, 6])
-def test_gather_ragged_equals_gather_head_by_head(heads):
-    g = torch.Generator().manual_seed(1)
-    x = torch.randn(2, 2, 13, 5, generator=g)
-    lengths = torch.randint(1, 13, (2 * heads,), generator=g)
-    parts = [torch.randperm(13, generator=g)[:n].sort().values for n in lengths.tolist()]
-    exact = gather_ragged(x, RaggedKept(torch.cat(parts), lengths))
-    for i, (rows, positions) in enumerate(zip(exact.split(lengths.tolist()), parts, strict=True)):
-        assert torch.equal(rows, x[i // heads, (i % heads) // (heads // 2)][positions])
-    spare = gather_ragged(x, RaggedKept(torch.cat([*parts, torch.zeros(5, dtype=torch.int64)]), lengths))
-    assert torch.equal(spare[:-5], exact)
