@@ -1,6 +1,6 @@
 """Each kernel against the ceilings of the device and against library kernels that compute the same.
 
-python -m benchmarks.bench_kernels --kernels copy,matmul,decode,append,window,columns,prefill --output kernels.jsonl
+python -m benchmarks.bench_kernels --kernels copy,matmul,decode,append,gather,window,columns,prefill --output k.jsonl
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from benchmarks import arguments
 from benchmarks.timing import Log, kernel_us, table
 from kvfactory.kernels import reference
-from kvfactory.kernels.dispatch import decode_kernels, use_triton
+from kvfactory.kernels.dispatch import decode_kernels, gather_kernel, use_triton
 from kvfactory.kernels.segments import DecodeWorkspace, choose_splits
 from kvfactory.ops import scores
 
-KERNELS = ("copy", "matmul", "decode", "append", "window", "columns", "prefill")
+KERNELS = ("copy", "matmul", "decode", "append", "gather", "window", "columns", "prefill")
 CYCLED_BYTES = 600 * 10**6
 """Inputs are rotated until they exceed ten times the largest L2 cache in use."""
 
@@ -211,6 +211,35 @@ def bench_append(bench: Bench, rows: int, length: int) -> None:
     )
 
 
+def bench_gather(bench: Bench, layout: str, stored_heads: int, length: int, kept: int) -> None:
+    """gather_kept of one prompt's layer, beside the torch definition: kept rows read once and written once.
+
+    ragged: from an eighth to fifteen eighths of `kept` per stored head, `kept` on average.
+    """
+    D, slack = bench.head_dim, 128
+    lengths = torch.full((stored_heads,), kept)
+    if layout == "ragged":
+        lengths = torch.linspace(kept / 8, min(15 * kept / 8, length), stored_heads).long().clamp(min=1)
+    ends = lengths.cumsum(0).to(bench.device) if layout == "ragged" else None
+
+    def positions() -> torch.Tensor:
+        order = torch.rand(stored_heads, length, generator=bench.random, device=bench.device).argsort(-1)
+        parts = [row[:n].sort().values for row, n in zip(order, lengths.tolist(), strict=True)]
+        return torch.cat(parts) if layout == "ragged" else torch.stack(parts)[None]
+
+    one, moved = (2 * rows * D * bench.dtype.itemsize for rows in (length * bench.kv_heads, int(lengths.sum())))
+    # As models leave them: tokens before heads.
+    prompts = [bench.normal(2, 1, length, bench.kv_heads, D).transpose(2, 3) for _ in bench.copies(one)]
+    cases = [
+        (prompt, positions(), bench.normal(2, int(lengths.sum()) + slack * stored_heads, D))
+        for _, prompt in zip(bench.copies(moved), itertools.cycle(prompts), strict=False)
+    ]
+    facts = {"layout": layout, "stored_heads": stored_heads, "length": length, "kept": kept}
+    for name, gather in (("gather_kept", gather_kernel(bench.device)), ("gather_kept, torch", reference.gather_kept)):
+        calls = [lambda case=case, gather=gather: gather(*case, slack=slack, ends=ends) for case in cases]
+        bench.record(name, facts, lambda calls=calls: calls, 2 * moved, 0)
+
+
 def _prompt(bench: Bench, length: int) -> tuple[torch.Tensor, torch.Tensor, float]:
     q = bench.normal(1, bench.heads, length, bench.head_dim)
     return q, bench.normal(1, bench.kv_heads, length, bench.head_dim), bench.head_dim**-0.5
@@ -278,7 +307,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     flags.add_argument("--kv_heads", type=int, default=8)
     flags.add_argument("--head_dim", type=int, default=128)
     flags.add_argument("--lengths", default="2176,8192,32768,131072", help="slots per segment, of decode and append")
-    flags.add_argument("--prompts", default="8192,32768,131072", help="of the score kernels and of prefill")
+    flags.add_argument("--prompts", default="8192,32768,131072", help="of gather, the score kernels and prefill")
+    flags.add_argument("--kept", default="128,2048", help="tokens that gather keeps of a prompt, per stored head")
     flags.add_argument("--rows", default="1,16")
     flags.add_argument("--layouts", default=",".join(LAYOUTS))
     flags.add_argument("--splits", default="8,16,32", help="tried beside the chosen one, its half and its double")
@@ -289,7 +319,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     args = flags.parse_args(argv)
     args.kernels = arguments.names("kernels", args.kernels, KERNELS)
     args.layouts = arguments.names("layouts", args.layouts, LAYOUTS)
-    for name in ("lengths", "prompts", "rows", "splits", "windows"):
+    for name in ("lengths", "prompts", "kept", "rows", "splits", "windows"):
         setattr(args, name, arguments.counts(name, getattr(args, name)))
     if args.heads % args.kv_heads:
         raise ValueError(f"--heads {args.heads} is not a multiple of --kv_heads {args.kv_heads}")
@@ -316,6 +346,11 @@ def run(argv: list[str] | None = None) -> int:
         "append": lambda: [
             _guarded(log, "append", bench_append, bench, *size) for size in sizes if _fits(bench, *size)
         ],
+        "gather": lambda: [
+            _guarded(log, "gather", bench_gather, bench, *case)
+            for case in itertools.product(args.layouts, (args.kv_heads, args.heads), args.prompts, args.kept)
+            if case[0] != "aliased" and case[3] <= case[2]
+        ],
         "window": lambda: [_guarded(log, "window", bench_window, bench, n) for n in args.prompts],
         "columns": lambda: [_guarded(log, "columns", bench_columns, bench, n) for n in args.prompts],
         "prefill": lambda: [_guarded(log, "prefill", bench_prefill, bench, n) for n in args.prompts],
@@ -323,7 +358,20 @@ def run(argv: list[str] | None = None) -> int:
     for name in args.kernels:
         if name in work:
             work[name]()
-    head = ["kernel", "layout", "rows", "length", "window", "splits", "chosen", "us", "tb_per_s", "tflop_per_s"]
+    head = [
+        "kernel",
+        "layout",
+        "rows",
+        "stored_heads",
+        "length",
+        "kept",
+        "window",
+        "splits",
+        "chosen",
+        "us",
+        "tb_per_s",
+        "tflop_per_s",
+    ]
     head += ["of_ceiling", "error"]
     rows = [[r.get(name) for name in head] for r in log.records if r["kind"] in ("kernel", "ceiling")]
     print(table(head, rows))

@@ -167,10 +167,12 @@ def test_output_lengths_follow_the_benchmark():
 def test_kernels(tmp_path, capsys):
     out = tmp_path / "k.jsonl"
     argv = ["--device", "cpu", "--dtype", "float32", "--heads", "4", "--kv_heads", "2", "--head_dim", "16"]
-    argv += ["--lengths", "33", "--prompts", "40", "--rows", "2", "--windows", "8", "--output", str(out)]
+    argv += ["--lengths", "33", "--prompts", "40", "--rows", "2", "--windows", "8", "--kept", "7,41"]
+    argv += ["--output", str(out)]
     assert bench_kernels.run(argv) == 0
     lines = _lines(out)[1:]
-    assert {line["kernel"] for line in lines} >= {"copy", "append_and_attend", "window_scores", "column_sums"}
+    kernels = {"copy", "append_and_attend", "gather_kept", "window_scores", "column_sums"}
+    assert {line["kernel"] for line in lines} >= kernels
     assert all(line["us"] > 0 for line in lines)
 
 
