@@ -41,8 +41,8 @@ def refused(capsys: Any, main: Callable[[list[str]], int], arguments: list[str])
         code = main(arguments)
     except SystemExit as end:
         code = end.code
-    error = capsys.readouterr().err
-    assert code == 2, error
+    out, error = capsys.readouterr()
+    assert (code, out) == (2, ""), error
     assert error.startswith(f"{main.__module__}.py: ") and error.count("\n") == 1, error
     return error
 

@@ -1,4 +1,4 @@
-"""Slow, obvious references that share no code with the package."""
+"""Slow, obvious references that share no code with the package, and queries and keys to compare them on."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from kvfactory.methods.base import RaggedKept
 from kvfactory.monkeypatch import cache_keyword
 
 ORACLE = "kvfactory_test_oracle"
+
+
+def qkv(S: int = 53, Hq: int = 6, Hk: int = 2, D: int = 12, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Random queries (1, Hq, S, D), keys and values (1, Hk, S, D), peaked enough that scores differ."""
+    g = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(1, h, S, D, generator=g) * 1.5 for h in (Hq, Hk, Hk))
 
 
 def dense_attention(q: torch.Tensor, k: torch.Tensor, scale: float) -> torch.Tensor:

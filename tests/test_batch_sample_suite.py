@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from kvfactory import attach, detach
 from kvfactory.assets import model_path
@@ -19,11 +18,6 @@ from kvfactory.rows import Request
 
 DATASETS = sorted(path.stem for path in sample_dir().glob("*.jsonl"))
 EXAMPLES = 2
-
-
-@pytest.fixture(scope="module")
-def model():
-    return AutoModelForCausalLM.from_pretrained(model_path("smollm2"), dtype=torch.float32).eval()
 
 
 def requests(plan):
@@ -44,16 +38,16 @@ def requests(plan):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["snapkv", "adakv", "fullkv"])
-def test_batch_of_four(model, method):
-    attachment = attach(model, method, max_capacity_prompt=128, kv_cache_granularity="kv_head")
+def test_batch_of_four(smollm2, method):
+    attachment = attach(smollm2, method, max_capacity_prompt=128, kv_cache_granularity="kv_head")
     try:
         runs = {}
         for batch in (1, 4):
-            decoder = Decoder(model, batch)
+            decoder = Decoder(smollm2, batch)
             rows = {request.example_id: row for request, row, _ in decoder.run(requests(attachment.plan))}
             runs[batch] = rows, decoder.counters
     finally:
-        detach(model)
+        detach(smollm2)
     (alone, single), (together, counted) = runs[1], runs[4]
     assert len(alone) == len(together) == EXAMPLES * len(DATASETS)
     assert len({row.cache.prompt_len for row in alone.values()}) >= 3

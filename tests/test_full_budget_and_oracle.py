@@ -11,10 +11,8 @@ import pytest
 import torch
 from oracles import masked_logits, record_kept
 from tiny import step
-from transformers import AutoModelForCausalLM
 
 from kvfactory import attach, detach
-from kvfactory.assets import model_path
 from kvfactory.listing import REQUIRED_SETTINGS
 from kvfactory.methods import METHODS
 
@@ -44,13 +42,6 @@ def _cases():
                     pytest.param(method, granularity, length, marks=marks, id=f"{method}-{granularity}-{length}")
                 )
     return cases
-
-
-@pytest.fixture(scope="module")
-def model():
-    return AutoModelForCausalLM.from_pretrained(
-        model_path("smollm2"), dtype=torch.float32, attn_implementation="sdpa"
-    ).eval()
 
 
 @pytest.fixture(scope="module")
@@ -85,23 +76,23 @@ def step_prompt(model, ids, cache):
 
 
 @pytest.mark.parametrize("method, granularity, length", _cases())
-def test_full_budget_and_masked_oracle(model, prompts, method, granularity, length):
+def test_full_budget_and_masked_oracle(smollm2, prompts, method, granularity, length):
     assert len(prompts[length]) == length
-    full, settings = _full_logits(model, prompts, length), REQUIRED_SETTINGS.get(method, {})
+    full, settings = _full_logits(smollm2, prompts, length), REQUIRED_SETTINGS.get(method, {})
     for budget in (length, 128):
-        attachment = attach(model, method, max_capacity_prompt=budget, kv_cache_granularity=granularity, **settings)
+        attachment = attach(smollm2, method, max_capacity_prompt=budget, kv_cache_granularity=granularity, **settings)
         try:
             cache = attachment.new_cache(max_new_tokens=8)
             with record_kept(cache) as masks:
-                step_prompt(model, prompts[length], cache)
-            ours = [step(model, chunk, cache) for chunk in LATER]
+                step_prompt(smollm2, prompts[length], cache)
+            ours = [step(smollm2, chunk, cache) for chunk in LATER]
             layers = [slot.model_layer for slot in attachment.slots]
         finally:
-            detach(model)
+            detach(smollm2)
         if budget == length:
             assert all(torch.equal(a, b) for a, b in zip(ours, full, strict=True))
             continue
         assert all(float((a - b).abs().max()) > 50 * CLOSE["atol"] for a, b in zip(ours, full, strict=True))
-        oracle = masked_logits(model, prompts[length], LATER, dict(zip(layers, masks, strict=True)))
+        oracle = masked_logits(smollm2, prompts[length], LATER, dict(zip(layers, masks, strict=True)))
         for a, b in zip(ours, oracle, strict=True):
             torch.testing.assert_close(a, b, **CLOSE)

@@ -11,10 +11,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from kvfactory import attach, detach, generate
-from kvfactory.assets import model_path
 from kvfactory.methods import METHODS
 
 DATASETS = ("lcc", "trec", "hotpotqa", "samsum", "multi_news")  # 600, 700, 800, 900 and 1,000 tokens
@@ -58,13 +56,6 @@ def _cases():
 
 
 @pytest.fixture(scope="module")
-def model():
-    return AutoModelForCausalLM.from_pretrained(
-        model_path("smollm2"), dtype=torch.float32, attn_implementation="sdpa"
-    ).eval()
-
-
-@pytest.fixture(scope="module")
 def golden(golden_dir):
     return json.loads((golden_dir / "e2e_smollm2.json").read_text(encoding="utf-8"))
 
@@ -80,12 +71,12 @@ def _expected(golden, method, granularity, dataset):
 
 
 @pytest.mark.parametrize("method, granularity, dataset, backend, decode", _cases())
-def test_tokens(model, golden, method, granularity, dataset, backend, decode):
+def test_tokens(smollm2, golden, method, granularity, dataset, backend, decode):
     budget, ids, result = _expected(golden, method, granularity, dataset)
     budget = {} if budget is None else {"max_capacity_prompt": budget}
     last = []
     attach(
-        model,
+        smollm2,
         method,
         attn_implementation=backend,
         kv_cache_granularity=granularity,
@@ -93,12 +84,12 @@ def test_tokens(model, golden, method, granularity, dataset, backend, decode):
         **budget,
         **SETTINGS[method],
     )
-    hook = model.lm_head.register_forward_hook(lambda module, args, out: last.append(out[0, -1].clone()))
+    hook = smollm2.lm_head.register_forward_hook(lambda module, args, out: last.append(out[0, -1].clone()))
     try:
-        out = generate(model, ids, max_new_tokens=24, min_new_tokens=1, eos_token_id=2, decode=decode)
+        out = generate(smollm2, ids, max_new_tokens=24, min_new_tokens=1, eos_token_id=2, decode=decode)
     finally:
         hook.remove()
-        detach(model)
+        detach(smollm2)
     assert out.sequences[0, len(ids) :].tolist() == result["tokens"]
     if METHODS.get(method).capability.drops_tokens:
         assert out.cache.compressed

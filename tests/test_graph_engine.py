@@ -6,7 +6,7 @@ from collections import namedtuple
 
 import pytest
 import torch
-from replaying import LENGTHS, outcome, replaying, request, requests
+from replaying import LENGTHS, outcome, request, requests
 from tiny import shared_model, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,11 +23,6 @@ REPLAYABLE = ["fullkv", "snapkv", "streamingllm", "h2o", "l2norm", "pyramidkv", 
 @pytest.fixture(scope="module")
 def model():
     return tiny_model("llama")
-
-
-@pytest.fixture
-def uncaptured(monkeypatch):
-    return replaying(monkeypatch)
 
 
 @pytest.mark.parametrize("granularity", ["query_head", "kv_head"])

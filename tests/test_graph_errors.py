@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from replaying import outcome, replaying, request, requests
+from replaying import outcome, request, requests
 from tiny import tiny_model
 
 from kvfactory import attach, detach
@@ -31,11 +31,6 @@ def plan(model):
     attachment = attach(model, "snapkv", max_capacity_prompt=48)
     yield attachment.plan
     detach(model)
-
-
-@pytest.fixture
-def uncaptured(monkeypatch):
-    return replaying(monkeypatch)
 
 
 def failing_once(monkeypatch, owner, name, at=1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from replaying import LENGTHS, outcome, replaying, request, requests
+from replaying import LENGTHS, outcome, request, requests
 from tiny import tiny_model
 
 from kvfactory import attach, detach, generate
@@ -14,11 +14,6 @@ from kvfactory.decoder import Decoder
 @pytest.fixture(scope="module")
 def model():
     return tiny_model("llama")
-
-
-@pytest.fixture
-def uncaptured(monkeypatch):
-    return replaying(monkeypatch)
 
 
 def test_the_pool_is_kept_between_runs_and_grows_when_it_must(model, uncaptured):

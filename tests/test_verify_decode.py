@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 from in_process import Runner
-from replaying import replaying, request
+from replaying import request
 from tiny import tiny_model
 from tiny_checkpoint import save_checkpoint, write_dataset
 
@@ -18,11 +18,6 @@ from kvfactory.plan import make_plan
 from kvfactory.rows import Request
 from kvfactory.run_settings import RunSettings
 from kvfactory.verify_decode import DecodeMismatch, check_against_loop, first_difference
-
-
-@pytest.fixture
-def uncaptured(monkeypatch):
-    return replaying(monkeypatch)
 
 
 def finished(decoder, asked):

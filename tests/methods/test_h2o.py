@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import best, dense_attention, reduce_heads
+from oracles import best, dense_attention, qkv, reduce_heads
 
 from kvfactory import compress_prompt
 from kvfactory.methods import h2o
 from kvfactory.methods.base import LayerShape, PromptContext
 from kvfactory.ops.scores import column_sums
 from kvfactory.plan import make_plan
-
-
-def qkv(S=53, Hq=6, Hk=2, D=12, seed=3):
-    g = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(1, h, S, D, generator=g) * 1.5 for h in (Hq, Hk, Hk))
 
 
 @pytest.mark.parametrize("window", [1, 8, 20])

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracles import best, dense_attention, pool, reduce_heads
+from oracles import best, dense_attention, pool, qkv, reduce_heads
 
 from kvfactory import compress_prompt
 from kvfactory.ops.budget import pyramid_schedule
-
-
-def qkv(S=53, Hq=6, Hk=2, D=12, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(1, h, S, D, generator=g) * 1.5 for h in (Hq, Hk, Hk))
 
 
 def reference(q, k, kept, window, kernel, pooling, how):

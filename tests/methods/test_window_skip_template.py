@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import oracles
 import pytest
 import torch
 from oracles import best, dense_attention, pool, reduce_heads
@@ -32,8 +33,7 @@ def options(name, **more):
 
 
 def qkv(length=S, Hq=6, Hk=2, D=12, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(1, h, length, D, generator=g) * 1.5 for h in (Hq, Hk, Hk))
+    q, k, v = oracles.qkv(length, Hq, Hk, D, seed)
     q[:, 2:] *= 2  # heads of different sharpness, so that AdaKV's counts differ
     return q, k, v
 

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
-import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from calls import refused
+from rescoring import read_json, score_without_torch, write
 
+import eval_ruler
 from kvfactory.ruler.tasks import RULER_TASKS
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def cli():
-    spec = importlib.util.spec_from_file_location("kvfactory_eval_ruler_cli", ROOT / "eval_ruler.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def row(index, pred, answers=("cat", "dog"), task="vt", **more):
@@ -35,32 +23,18 @@ def original(index, pred, answers=("cat", "dog")):
     return {"prompt": f"p{index}", "input": "q", "answers": list(answers), "pred": pred, "length": 4000}
 
 
-def write(path, rows, end=""):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows) + end
-    path.write_bytes(text.encode("utf-8"))
-    return path
-
-
 def record(folder, label, datasets, notes=(), **settings):
     data = {"settings": settings, "notes": list(notes), "datasets": {k: {"examples": n} for k, n in datasets.items()}}
     write(folder / "meta" / f"{label}.json", [data])
 
 
-def run(cli, *argv):
-    return cli.main([str(a) for a in argv])
+def run(*argv):
+    return eval_ruler.main([str(a) for a in argv])
 
 
 def read_csv(folder):
     with open(folder / "results.csv", encoding="utf-8", newline="") as file:
         return {(r["method"], int(r["length"])): r for r in csv.DictReader(file)}
-
-
-def read_json(folder):
-    def refuse(name):
-        raise AssertionError(f"results.json holds {name}")
-
-    return json.loads((folder / "results.json").read_text(encoding="utf-8"), parse_constant=refuse)
 
 
 def read_md(folder):
@@ -90,8 +64,8 @@ def folder(tmp_path):
     return run
 
 
-def test_cells_averages_and_errors(cli, folder, capsys):
-    assert run(cli, "--results_dir", folder) == 0
+def test_cells_averages_and_errors(folder, capsys):
+    assert run("--results_dir", folder) == 0
     table = read_csv(folder)
     assert list(table) == [("FullKV", 4096), ("FullKV", 8192), ("SnapKV", 4096), ("SnapKV", 8192)]
     snap = table["SnapKV", 4096]
@@ -131,17 +105,17 @@ def test_cells_averages_and_errors(cli, folder, capsys):
         assert "-1" not in content and "nan" not in content.lower()
 
 
-def test_lengths_are_ordered_as_numbers(cli, tmp_path):
+def test_lengths_are_ordered_as_numbers(tmp_path):
     for length in (512, 4096, 16384):
         write(tmp_path / str(length) / "vt" / "FullKV.json", [row(0, "cat dog")])
-    assert run(cli, "--results_dir", tmp_path) == 0
+    assert run("--results_dir", tmp_path) == 0
     assert list(read_csv(tmp_path)) == [("FullKV", 512), ("FullKV", 4096), ("FullKV", 16384)]
 
 
-def test_all_and_part_by_task(cli, tmp_path):
+def test_all_and_part_by_task(tmp_path):
     for task in RULER_TASKS:
         write(tmp_path / "512" / task / "FullKV.json", [row(0, "a cat", task=task), row(1, "cat dog", task=task)])
-    assert run(cli, "--results_dir", tmp_path) == 0
+    assert run("--results_dir", tmp_path) == 0
     full = read_csv(tmp_path)["FullKV", 512]
     assert {task: float(full[task]) for task in RULER_TASKS} == {
         task: 100 if task in ("qa_1", "qa_2") else 75 for task in RULER_TASKS
@@ -151,23 +125,23 @@ def test_all_and_part_by_task(cli, tmp_path):
     assert scores[0][2:16] == [*RULER_TASKS, "avg 13"]
 
 
-def test_one_lengths_folder_as_the_original_had_it(cli, folder, monkeypatch):
+def test_one_lengths_folder_as_the_original_had_it(folder, monkeypatch):
     record(folder, "SnapKV", {"4096/vt": 5}, preset="paper")
-    assert run(cli, "--results_dir", folder / "4096") == 0
+    assert run("--results_dir", folder / "4096") == 0
     assert list(read_csv(folder / "4096")) == [("FullKV", 4096), ("SnapKV", 4096)]
     text, scores, _ = read_md(folder / "4096")
     assert text.startswith("## model_512/4096\n") and "- preset: paper (SnapKV)\n" in text
     assert scores[3][2] == "37.50 (4<5)"
     assert not (folder / "results.md").exists()
     monkeypatch.chdir(folder / "8192")
-    assert run(cli, "--results_dir", ".") == 0
+    assert run("--results_dir", ".") == 0
     assert list(read_csv(folder / "8192")) == [("FullKV", 8192), ("SnapKV", 8192)]
 
 
-def test_a_parent_gives_a_table_a_run_and_one_for_all(cli, folder, capsys):
+def test_a_parent_gives_a_table_a_run_and_one_for_all(folder, capsys):
     other = folder.parent / "model_128"
     write(other / "4096" / "vt" / "SnapKV.json", [row(0, "cat")], end='{"_id": "1", "pr')
-    assert run(cli, "--results_dir", folder.parent) == 0
+    assert run("--results_dir", folder.parent) == 0
     with open(folder.parent / "results.csv", encoding="utf-8", newline="") as file:
         rows = [(r["run"], r["method"], r["length"], r["vt"], r["cwe"]) for r in csv.DictReader(file)]
     assert rows[0] == ("model_128", "SnapKV", "4096", "50.0", "") and len(rows) == 5
@@ -183,25 +157,25 @@ def test_a_parent_gives_a_table_a_run_and_one_for_all(cli, folder, capsys):
     assert out.count("## ") == 3
 
 
-def test_the_originals_files(cli, tmp_path):
+def test_the_originals_files(tmp_path):
     # two rows that are alike in everything count twice
     rows = [original(0, "cat dog"), original(1, "dog"), original(1, "dog")]
     write(tmp_path / "4096" / "vt" / "pyramidkv.json", rows)
     write(tmp_path / "4096" / "vt" / "metrics.json", [{"vt": 1}])
-    assert run(cli, "--results_dir", tmp_path) == 0
+    assert run("--results_dir", tmp_path) == 0
     table = read_csv(tmp_path)
     assert list(table) == [("PyramidKV", 4096)]
     assert (table["PyramidKV", 4096]["vt"], table["PyramidKV", 4096]["n"]) == ("66.67", "3")
     assert table["PyramidKV", 4096]["granularity"] == "" and "No run record" in read_md(tmp_path)[0]
     write(tmp_path / "4096" / "vt" / "pyramidkv.json", rows, end='{"prompt": "p')
-    assert run(cli, "--results_dir", tmp_path) == 0
+    assert run("--results_dir", tmp_path) == 0
     assert read_csv(tmp_path)["PyramidKV", 4096]["n"] == "3" and "a torn last line" in read_md(tmp_path)[0]
 
 
-def test_errors_are_left_out_or_zero_and_cells_are_marked(cli, tmp_path):
+def test_errors_are_left_out_or_zero_and_cells_are_marked(tmp_path):
     failed = {"_id": "2", "dataset": "vt", "error": "out of memory"}
     write(tmp_path / "4096" / "vt" / "H2O.json", [row(0, "cat dog"), row(1, "dog"), failed])
-    assert run(cli, "--results_dir", tmp_path) == 0
+    assert run("--results_dir", tmp_path) == 0
     h2o = read_csv(tmp_path)["H2O", 4096]
     assert (h2o["vt"], h2o["average"], h2o["n"], h2o["n_error"], h2o["incomplete"]) == (
         *("75.0", "75.0", "2", "1"),
@@ -210,17 +184,17 @@ def test_errors_are_left_out_or_zero_and_cells_are_marked(cli, tmp_path):
     text, scores, averages = read_md(tmp_path)
     assert scores[2][2:4] == ["75.00 (2<3)", "75.00*"] and averages[2] == ["H2O", "75.00*"]
     assert "- note: 4096/vt/H2O.json: 1 examples failed and are left out.\n" in text and "- n<N:" in text
-    assert run(cli, "--results_dir", tmp_path, "--errors_as_zero") == 0
+    assert run("--results_dir", tmp_path, "--errors_as_zero") == 0
     h2o = read_csv(tmp_path)["H2O", 4096]
     assert (h2o["vt"], h2o["n"], h2o["incomplete"]) == ("50.0", "3", "")
 
 
-def test_records_say_how_and_how_many(cli, folder):
+def test_records_say_how_and_how_many(folder):
     record(
         folder, "FullKV", {"8192/cwe": 3}, preset="factory", ruler_protocol="official", kv_cache_granularity="kv_head"
     )
     record(folder, "snapkv", {"4096/vt": 4}, ["a recalled beta"], preset="paper", ruler_protocol="official")
-    assert run(cli, "--results_dir", folder) == 0
+    assert run("--results_dir", folder) == 0
     text, scores, averages = read_md(folder)
     assert "- preset: factory (FullKV); paper (SnapKV)\n- protocol: official\n" in text
     assert "- note: SnapKV: a recalled beta\n" in text and "No run record" not in text
@@ -228,14 +202,14 @@ def test_records_say_how_and_how_many(cli, folder):
     assert averages[2] == ["FullKV", "75.00", "75.00*"]
 
 
-def test_empty_files_shards_and_strange_names_are_notes(cli, folder, capsys):
+def test_empty_files_shards_and_strange_names_are_notes(folder, capsys):
     write(folder / "4096" / "fwe" / "FullKV.json", [])
     write(folder / "4096" / "fwe" / "FullKV.shard0of2.json", [row(0, "cat")])
     write(folder / "4096" / "hotpotqa" / "FullKV.json", [row(0, "cat")])
     write(folder / "16k" / "vt" / "FullKV.json", [row(0, "cat")])
     write(folder / "04096" / "vt" / "FullKV.json", [row(0, "cat")])
     write(folder / "8192" / "vt" / "FullKV.json", [row(0, "cat dog", score=0.5), row(1, "dog", task="cwe", score=0.5)])
-    assert run(cli, "--results_dir", folder) == 0
+    assert run("--results_dir", folder) == 0
     out = capsys.readouterr().out
     for told in (
         "4096/fwe/FullKV.json: the file is empty.",
@@ -282,23 +256,12 @@ def test_empty_files_shards_and_strange_names_are_notes(cli, folder, capsys):
         ),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_2(cli, tmp_path, capsys, make, message):
-    folder = make(tmp_path)
-    assert run(cli, "--results_dir", folder) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
-    assert re.search(message, captured.err), captured.err
+def test_bad_input_is_one_sentence_and_exit_2(tmp_path, capsys, make, message):
+    error = refused(capsys, eval_ruler.main, ["--results_dir", str(make(tmp_path))])
+    assert re.search(message, error), error
     assert not list(tmp_path.rglob("results.*"))
 
 
 def test_runs_without_torch(folder):
-    body = (
-        "import runpy, sys\n"
-        "sys.modules['torch'] = sys.modules['transformers'] = None\n"
-        f"sys.path.insert(0, {str(ROOT)!r})\n"
-        f"sys.argv = ['eval_ruler.py', '--results_dir', {str(folder)!r}]\n"
-        f"runpy.run_path({str(ROOT / 'eval_ruler.py')!r}, run_name='__main__')\n"
-    )
-    result = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    score_without_torch("eval_ruler.py", folder)
     assert read_csv(folder)["SnapKV", 4096]["average"] == "56.25"
