@@ -9,7 +9,6 @@ from transformers import LlamaForCausalLM
 from kvfactory import attach, generate
 from kvfactory.example import Example
 from kvfactory.loading import Computation
-from kvfactory.methods import METHODS
 from kvfactory.plan import make_plan
 from kvfactory.preparation import _computation_notes
 
@@ -67,12 +66,7 @@ def test_notes_are_told_once_and_recorded(run, capsys):
 
 
 def test_recalled_preset_values_in_force_are_told(run, capsys):
-    recalled = [m for m in METHODS if any(
-        f.metadata["paper"].mark == "recalled" for f in METHODS.get(m).Settings.__dataclass_fields__.values()
-    )]  # fmt: skip
-    if not recalled:
-        pytest.skip("no preset value is recalled")
-    run("--method", recalled[0], "--preset", "paper", "--max_capacity_prompts", 64)
+    run("--method", "scissorhands", "--preset", "paper", "--max_capacity_prompts", 64)
     assert "is recalled, not read" in capsys.readouterr().err and run.record()["settings"]["recalled_settings"]
 
 
