@@ -9,15 +9,16 @@ import torch
 
 from benchmarks.models import SHAPES
 from kvfactory.methods import METHODS
+from kvfactory.settings import whole_number
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(description=description, allow_abbrev=False)
     flags.add_argument("--model", default="llama3-8b", choices=SHAPES, help="shape of the model; weights are random")
-    flags.add_argument("--layers", type=int, help="fewer layers than the shape has")
+    flags.add_argument("--layers", type=whole_number, help="fewer layers than the shape has")
     flags.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     flags.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--seed", type=whole_number, default=0)
     flags.add_argument("--output", help="file that the JSON lines are appended to")
     return flags
 
@@ -35,10 +36,13 @@ def dtype_of(args: argparse.Namespace) -> torch.dtype:
 
 def counts(flag: str, text: str) -> list[int]:
     """Positive numbers separated by commas."""
-    parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    try:
+        found = [whole_number(part) for part in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
         raise ValueError(f"--{flag} {text} is not a list of positive whole numbers separated by commas")
-    return [int(part) for part in parts]
+    return found
 
 
 def names(flag: str, text: str, known: tuple[str, ...]) -> list[str]:

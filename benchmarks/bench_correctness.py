@@ -31,6 +31,7 @@ from kvfactory.methods import METHODS
 from kvfactory.monkeypatch import get_attachment
 from kvfactory.plan import Plan
 from kvfactory.rows import NEAR_TIE
+from kvfactory.settings import whole_number
 
 CHECKS = ("tokens", "kept", "half")
 LENGTHS = (61, 130, 257, 200)
@@ -173,15 +174,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     flags.add_argument("--checks", default=",".join(CHECKS))
     flags.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     flags.add_argument("--methods", help="default every method")
-    flags.add_argument("--new_tokens", type=int, default=24)
+    flags.add_argument("--new_tokens", type=whole_number, default=24)
     flags.add_argument("--float32_models", default="tiny,llama3-8b", help="shapes of the float32 checks")
-    flags.add_argument("--layers", type=int, default=2, help="of llama3-8b in the float32 checks")
+    flags.add_argument("--layers", type=whole_number, default=2, help="of llama3-8b in the float32 checks")
     flags.add_argument("--half_model", default="llama3-8b", choices=("llama3-8b", "tiny"))
-    flags.add_argument("--half_layers", type=int, default=4)
-    flags.add_argument("--half_examples", type=int, default=20)
-    flags.add_argument("--half_prompt", type=int, default=1000, help="tokens; the budget of that check is a quarter")
-    flags.add_argument("--kept_seeds", type=int, default=3)
-    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--half_layers", type=whole_number, default=4)
+    flags.add_argument("--half_examples", type=whole_number, default=20)
+    flags.add_argument(
+        "--half_prompt", type=whole_number, default=1000, help="tokens; the budget of that check is a quarter"
+    )
+    flags.add_argument("--kept_seeds", type=whole_number, default=3)
+    flags.add_argument("--seed", type=whole_number, default=0)
     flags.add_argument("--output", help="file that the JSON lines are appended to")
     args = flags.parse_args(argv)
     args.checks = arguments.names("checks", args.checks, CHECKS)

@@ -1,12 +1,13 @@
 """Each kernel against the ceilings of the device and against library kernels that compute the same.
 
-python -m benchmarks.bench_kernels --kernels copy,matmul,decode,append,gather,window,columns,prefill --output k.jsonl
+python -m benchmarks.bench_kernels --output kernels.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -15,13 +16,15 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import arguments
-from benchmarks.timing import Log, kernel_us, table
+from benchmarks.timing import Log, kernel_us, table, wall_seconds
+from kvfactory.backends import sdpa
 from kvfactory.kernels import reference
 from kvfactory.kernels.dispatch import decode_kernels, gather_kernel, use_triton
 from kvfactory.kernels.segments import DecodeWorkspace, choose_splits
 from kvfactory.ops import scores
+from kvfactory.settings import whole_number
 
-KERNELS = ("copy", "matmul", "decode", "append", "gather", "window", "columns", "prefill")
+KERNELS = ("copy", "matmul", "decode", "append", "gather", "window", "columns", "prefill", "lengths")
 CYCLED_BYTES = 600 * 10**6
 """Inputs are rotated until they exceed ten times the largest L2 cache in use."""
 
@@ -179,8 +182,6 @@ def bench_decode(bench: Bench, layout: str, rows: int, length: int) -> None:
 
 
 def _launched_us(call: Callable[[], Any], device: torch.device) -> float:
-    from benchmarks.timing import wall_seconds
-
     call()
     return sorted(wall_seconds(call, device) for _ in range(5))[2] * 1e6
 
@@ -297,15 +298,44 @@ def bench_prefill(bench: Bench, length: int) -> None:
         )
 
 
+def bench_lengths(bench: Bench, length: int) -> None:
+    """Attention to prompts, and of single tokens, of lengths that the process has not met, as launched; one layer.
+
+    What sdpa plans per length shows here alone: graphs and repeated calls are timed after it.
+    """
+
+    def median_us(attend: Callable[..., Any], first: int, prompt: bool) -> float:
+        times = []
+        for n in (max(2, first - 7 * i) for i in range(5)):
+            q = bench.normal(1, n if prompt else 1, bench.heads, bench.head_dim).transpose(1, 2)
+            k = bench.normal(1, n, bench.kv_heads, bench.head_dim).transpose(1, 2)
+            times.append(wall_seconds(lambda q=q, k=k: attend(q, k, k), bench.device))
+        return statistics.median(times) * 1e6
+
+    scale = bench.head_dim**-0.5
+    ways = {
+        "sdpa": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=True),
+        "kvfactory's sdpa": lambda q, k, v: sdpa.attend(q, k, v, scale=scale, causal=q.shape[2] > 1),
+    }
+    for (i, (name, attend)), prompt in itertools.product(enumerate(ways.items()), (True, False)):
+        attend(*[bench.normal(1, 2, 64, bench.head_dim)] * 3)  # loads libraries
+        kernel = f"{name}, {'prompt' if prompt else 'one token'} at a new length"
+        first = length - 50 * i - 1
+        bench.log.case(
+            {"kind": "kernel", "kernel": kernel, "length": length},
+            lambda attend=attend, first=first, prompt=prompt: {"us": round(median_us(attend, first, prompt), 1)},
+        )
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Raises ValueError for a value that cannot be."""
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     flags.add_argument("--kernels", default=",".join(KERNELS))
     flags.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     flags.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    flags.add_argument("--heads", type=int, default=32)
-    flags.add_argument("--kv_heads", type=int, default=8)
-    flags.add_argument("--head_dim", type=int, default=128)
+    flags.add_argument("--heads", type=whole_number, default=32)
+    flags.add_argument("--kv_heads", type=whole_number, default=8)
+    flags.add_argument("--head_dim", type=whole_number, default=128)
     flags.add_argument("--lengths", default="2176,8192,32768,131072", help="slots per segment, of decode and append")
     flags.add_argument("--prompts", default="8192,32768,131072", help="of gather, the score kernels and prefill")
     flags.add_argument("--kept", default="128,2048", help="tokens that gather keeps of a prompt, per stored head")
@@ -313,8 +343,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     flags.add_argument("--layouts", default=",".join(LAYOUTS))
     flags.add_argument("--splits", default="8,16,32", help="tried beside the chosen one, its half and its double")
     flags.add_argument("--windows", default="8,32")
-    flags.add_argument("--repeats", type=int, default=20)
-    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--repeats", type=whole_number, default=20)
+    flags.add_argument("--seed", type=whole_number, default=0)
     flags.add_argument("--output", help="file that the JSON lines are appended to")
     args = flags.parse_args(argv)
     args.kernels = arguments.names("kernels", args.kernels, KERNELS)
@@ -354,6 +384,7 @@ def run(argv: list[str] | None = None) -> int:
         "window": lambda: [_guarded(log, "window", bench_window, bench, n) for n in args.prompts],
         "columns": lambda: [_guarded(log, "columns", bench_columns, bench, n) for n in args.prompts],
         "prefill": lambda: [_guarded(log, "prefill", bench_prefill, bench, n) for n in args.prompts],
+        "lengths": lambda: [_guarded(log, "lengths", bench_lengths, bench, n) for n in args.prompts],
     }
     for name in args.kernels:
         if name in work:

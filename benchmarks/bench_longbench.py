@@ -27,6 +27,7 @@ from kvfactory.graph_support import graph_obstacle
 from kvfactory.monkeypatch import get_attachment
 from kvfactory.plan import Plan
 from kvfactory.rows import Request
+from kvfactory.settings import number, whole_number
 
 SWEEP_METHODS = "snapkv,pyramidkv,h2o,streamingllm,l2norm,adakv,headkv,nacl"
 SECONDS_PER_EXAMPLE = {1: 1.3, 16: 0.40}
@@ -138,23 +139,25 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     flags.add_argument("--methods", default="fullkv,snapkv")
     flags.add_argument("--budgets", default="2048")
     flags.add_argument("--batch_sizes", default="1,16", help="as --eval_batch_size of the runner")
-    flags.add_argument("--prompt", type=int, default=8192)
+    flags.add_argument("--prompt", type=whole_number, default=8192)
     flags.add_argument(
         "--prompt_lengths", default="fixed", choices=("fixed", "varied"), help="varied: from half of --prompt up to it"
     )
-    flags.add_argument("--new_tokens", type=int, default=128)
+    flags.add_argument("--new_tokens", type=whole_number, default=128)
     flags.add_argument(
         "--output_lengths", default="fixed", choices=("fixed", "longbench"), help="longbench: its sets' limits in turn"
     )
-    flags.add_argument("--examples", type=int, default=6, help="timed examples; at least two batches where batched")
+    flags.add_argument(
+        "--examples", type=whole_number, default=6, help="timed examples; at least two batches where batched"
+    )
     flags.add_argument("--decode", choices=("graph", "loop"), help="default graph on CUDA, loop on the CPU")
     flags.add_argument("--attn_implementation", default="sdpa")
     flags.add_argument("--sweep_methods", default=SWEEP_METHODS, help="of the one call against separate calls")
     flags.add_argument("--sweep_budgets", default="128,512,2048")
     flags.add_argument(
-        "--sweep_batch", type=int, default=0, help="examples in flight of that comparison; 0 leaves it out"
+        "--sweep_batch", type=whole_number, default=0, help="examples in flight of that comparison; 0 leaves it out"
     )
-    flags.add_argument("--query_spread", type=float, default=30.0, help="query scales from 1 to this over heads")
+    flags.add_argument("--query_spread", type=number, default=30.0, help="query scales from 1 to this over heads")
     args = flags.parse_args(argv)
     args.methods = arguments.methods(args.methods)
     args.sweep_methods = arguments.methods(args.sweep_methods)

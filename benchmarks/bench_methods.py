@@ -22,6 +22,7 @@ from benchmarks.targets import judge
 from benchmarks.timing import Log, gib, table
 from kvfactory.methods import METHODS
 from kvfactory.plan import Plan, make_plan
+from kvfactory.settings import number, whole_number
 
 DEFAULT_METHODS = "fullkv,snapkv,pyramidkv,h2o,streamingllm,l2norm,adakv,headkv"
 GRANULARITIES = ("kv_head", "query_head")
@@ -71,15 +72,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     flags.add_argument("--budgets", default="2048", help="kept tokens")
     flags.add_argument("--granularity", default="kv_head", help="kv_head, query_head or both")
     flags.add_argument("--rows", default="1", help="rows in flight; 1,16@32768 has 16 rows at that length only")
-    flags.add_argument("--new_tokens", type=int, default=64)
+    flags.add_argument("--new_tokens", type=whole_number, default=64)
     flags.add_argument("--decode", default=None, help="graph, loop or both; default graph on CUDA, loop on the CPU")
     flags.add_argument("--peers", default="", help=f"of {', '.join(PEERS)}, in the same process")
     flags.add_argument("--attn_implementation", default="sdpa")
-    flags.add_argument("--repeats", type=int, default=3, help="timed prompt passes after a warm-up")
-    flags.add_argument("--case_seconds", type=float, default=30.0, help="no further pass once a case has taken so long")
-    flags.add_argument("--query_spread", type=float, default=30.0, help="query scales from 1 to this over heads")
+    flags.add_argument("--repeats", type=whole_number, default=3, help="timed prompt passes after a warm-up")
+    flags.add_argument(
+        "--case_seconds", type=number, default=30.0, help="no further pass once a case has taken so long"
+    )
+    flags.add_argument("--query_spread", type=number, default=30.0, help="query scales from 1 to this over heads")
     flags.add_argument("--head_path", help="HeadKV's scores of this shape; default random uneven ones")
-    flags.add_argument("--devices", type=int, default=1, help="GPUs that share the layers")
+    flags.add_argument("--devices", type=whole_number, default=1, help="GPUs that share the layers")
     args = flags.parse_args(argv)
     args.methods = arguments.methods(args.methods)
     args.prompts = arguments.counts("prompts", args.prompts)

@@ -40,6 +40,7 @@ from kvfactory.graph_support import graph_obstacle
 from kvfactory.methods import METHODS
 from kvfactory.monkeypatch import get_attachment
 from kvfactory.plan import Plan
+from kvfactory.settings import number, whole_number
 
 PARTS = ("equal", "graph", "large", "half")
 TIMINGS = ("prefill_s", "decode_s", "rows_in_flight", "peak_mem_bytes")
@@ -182,13 +183,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     flags.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: one device, to try it out")
     flags.add_argument("--large_model", default="llama3-70b", choices=SHAPES)
     flags.add_argument("--half_model", default="llama3-8b", choices=SHAPES)
-    flags.add_argument("--prompt", type=int, default=8192)
-    flags.add_argument("--budget", type=int, default=2048)
-    flags.add_argument("--new_tokens", type=int, default=32)
-    flags.add_argument("--half_prompts", type=int, default=2, help="of 1,000 tokens each, budget 256")
-    flags.add_argument("--case_seconds", type=float, default=30.0, help="a case that takes longer is given up")
-    flags.add_argument("--seconds", type=float, default=220.0, help="no case is begun later")
-    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--prompt", type=whole_number, default=8192)
+    flags.add_argument("--budget", type=whole_number, default=2048)
+    flags.add_argument("--new_tokens", type=whole_number, default=32)
+    flags.add_argument("--half_prompts", type=whole_number, default=2, help="of 1,000 tokens each, budget 256")
+    flags.add_argument("--case_seconds", type=number, default=30.0, help="a case that takes longer is given up")
+    flags.add_argument("--seconds", type=number, default=220.0, help="no case is begun later")
+    flags.add_argument("--seed", type=whole_number, default=0)
     flags.add_argument("--output", help="file that the JSON lines are appended to")
     flags.add_argument("--compare", help="two result folders A,B: compare their rows, and stop")
     args = flags.parse_args(argv)

@@ -122,6 +122,7 @@ def test_row_counts_and_table():
         (bench_methods.parse, ["--new_tokens", "4"], "--new_tokens 4"),
         (bench_methods.parse, ["--methods", "snapvk"], "snapvk"),
         (bench_longbench.parse, ["--examples", "0"], "--examples 0"),
+        (bench_longbench.parse, ["--budgets", "²"], "--budgets ² is not a list"),
         (bench_kernels.parse, ["--kernels", "sort"], "--kernels sort"),
         (bench_kernels.parse, ["--heads", "9", "--kv_heads", "2"], "--heads 9"),
         (bench_correctness.parse, ["--checks", "all"], "--checks all"),
