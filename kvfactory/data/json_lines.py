@@ -52,9 +52,10 @@ def _object(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def kind(value: Any) -> str:
-    """What a JSON value is, in words: "a string", "null", "a list of int and str"."""
+    """What a value is, in words: "a string", "null", "a list of int and str"; the type's name for one JSON has not."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, list):
         return "a list of " + (" and ".join(sorted({type(item).__name__ for item in value})) or "nothing")
-    return {dict: "an object", str: "a string", int: "an integer", float: "a number with a fraction"}[type(value)]
+    words = {dict: "an object", str: "a string", int: "an integer", float: "a number with a fraction"}
+    return words.get(type(value), type(value).__name__)

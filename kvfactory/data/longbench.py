@@ -6,6 +6,7 @@ fields below. Neither torch nor transformers is imported here.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ def locate_data(data_dir: str | Path | None, datasets: Iterable[str]) -> dict[st
     """
     names = list(dict.fromkeys(canonical_dataset(name) for name in datasets))
     if data_dir is not None:
-        places = [Path(data_dir).expanduser()]
+        places = [Path(os.path.expanduser(data_dir))]
         if not places[0].is_dir():
             raise ValueError(f"--data_dir {data_dir} is not a folder; it must hold one {{dataset}}.jsonl per dataset.")
     else:
@@ -93,7 +94,7 @@ def read_dataset(path: str | Path, dataset: str) -> list[dict]:
     line_of_id: dict[str, int] = {}
     for number, found in read_objects(path, dataset):
         where = f"{path}, line {number}"
-        record = _checked(found, where)
+        record = check_record(found, where)
         first = line_of_id.setdefault(record["_id"], number)
         if first != number:
             raise ValueError(f"{where}: _id {record['_id']!r} is already used on line {first}.")
@@ -101,7 +102,8 @@ def read_dataset(path: str | Path, dataset: str) -> list[dict]:
     return records
 
 
-def _checked(record: dict, where: str) -> dict:
+def check_record(record: dict[str, Any], where: str) -> dict[str, Any]:
+    """The eight official fields of a record; ValueError beginning with `where` for one that lacks or has them wrong."""
     missing = [field for field in FIELDS if field not in record]
     if missing:
         raise ValueError(f"{where}: missing {', '.join(missing)}; every record has the fields {', '.join(FIELDS)}.")

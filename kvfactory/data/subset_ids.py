@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ def read_ids(path: str | Path) -> IdList:
     Raises:
         ValueError: the file cannot be read, holds no `_id`, or holds one twice; file and line are named.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     try:
         content = path.read_bytes().decode("utf-8-sig")
     except OSError as error:

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvfactory.data.encode import EncodedPrompt, PromptEncoder
+from kvfactory.data.hub_dataset import open_hub_dataset, read_hub_dataset
 from kvfactory.data.longbench import locate_data, read_dataset
-from kvfactory.data.prompts import load_prompts
+from kvfactory.data.prompts import PromptSet, content_sha256, load_prompts
 from kvfactory.data.tasks import DEFAULT_DATASETS, LONGBENCH_E, TASKS, canonical_dataset, get_task
 from kvfactory.data.templates import CHAT_TEMPLATES, PROTOCOLS
 from kvfactory.loading import Checkpoint
 from kvfactory.metrics import score_example
 from kvfactory.run_settings import RunSettings, flag, words
 from kvfactory.settings import whole_number
-from kvfactory.suites.base import Dataset, Suite
+from kvfactory.suites.base import Dataset, Suite, refuse_empty_paths
 
 assert not set(TASKS) & set(LONGBENCH_E)
 
@@ -49,6 +50,14 @@ class LongBenchSettings(RunSettings):
         "folder with {dataset}.jsonl, and config/ with LongBench's prompt files; default data/LongBench, then the "
         "cache that `python -m kvfactory.data download` fills",
     )
+    hf_dataset: str | None = flag(
+        "data",
+        None,
+        "records out of this data set instead, with a config per LongBench name: a hub id, organisation/name or "
+        "organisation/name@revision, or a local folder; it must have LongBench's eight fields and its own contexts; no "
+        "loading script is run",
+        metavar="ID",
+    )
     chat_template: str = flag(
         "data",
         "longbench",
@@ -72,6 +81,11 @@ class LongBenchSettings(RunSettings):
 
     def checked(self, methods: Any) -> LongBenchSettings:
         """See `RunSettings.checked`."""
+        refuse_empty_paths(self, ("data_dir", "hf_dataset"))
+        if self.data_dir is not None and self.hf_dataset is not None:
+            raise ValueError(
+                f"--data_dir {self.data_dir} and --hf_dataset {self.hf_dataset} both give the records: leave one out"
+            )
         return dataclasses.replace(
             super().checked(methods),
             datasets=_canonical(self.datasets),
@@ -101,20 +115,14 @@ class LongBench(Suite):
         ValueError: data, prompt or id files that are missing or broken, or an answer that cannot be scored.
         """
         super().__init__(settings)
-        self.files = locate_data(settings.data_dir, settings.datasets)
         self.prompts = load_prompts(settings.data_dir, settings.datasets)
-        self.rows: dict[str, int] = {}
-        self.chosen: dict[str, list[dict]] = {}
-        found: set[str] = set()
-        for name, file in self.files.items():
-            records = read_dataset(file, name)
-            self.rows[name] = len(records)
-            self.chosen[name] = self.choose(name, records)
-            found.update(record["_id"] for record in records)
+        self.sources = _read_files(settings) if settings.hf_dataset is None else _read_hub(settings, self.prompts)
+        self.chosen = {name: self.choose(name, source.records) for name, source in self.sources.items()}
         if self.ids:
-            self.ids.check_found(found, self.files)
-        for name, file in self.files.items():
-            _check_scorable(name, file, self.chosen[name])
+            found = {record["_id"] for source in self.sources.values() for record in source.records}
+            self.ids.check_found(found, self.sources)
+        for name, source in self.sources.items():
+            _check_scorable(name, source.where, self.chosen[name])
 
     def encoder(self, checkpoint: Checkpoint) -> PromptEncoder:
         """Raises:
@@ -145,7 +153,7 @@ class LongBench(Suite):
         """Raises:
         ValueError: a prompt limit that leaves no room for a dataset's answers.
         """
-        return [self._dataset(encoder, name) for name in self.files]
+        return [self._dataset(encoder, name) for name in self.sources]
 
     def _dataset(self, encoder: PromptEncoder, name: str) -> Dataset:
         task, limit = get_task(name), self.settings.max_input_length
@@ -156,8 +164,8 @@ class LongBench(Suite):
                 f"window of {encoder.window} tokens"
             )
         facts = {
-            "rows": self.rows[name],
-            "sha256": hashlib.sha256(self.files[name].read_bytes()).hexdigest(),
+            "rows": len(self.sources[name].records),
+            **self.sources[name].facts,
             "max_new_tokens": max_new,
             "prompt_limit": encoder.limit(max_new),
         }
@@ -209,10 +217,37 @@ class LongBench(Suite):
         return ["eval.py", "--results_dir", str(root)]
 
 
-def _check_scorable(name: str, file: Path, records: list[dict]) -> None:
+@dataclass(frozen=True)
+class _Source:
+    """All records of a dataset, where they are from for messages, and what the run record says about that."""
+
+    records: list[dict]
+    where: str
+    facts: dict[str, Any]
+
+
+def _read_files(settings: LongBenchSettings) -> dict[str, _Source]:
+    return {
+        name: _Source(read_dataset(file, name), str(file), {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()})
+        for name, file in locate_data(settings.data_dir, settings.datasets).items()
+    }
+
+
+def _read_hub(settings: LongBenchSettings, prompts: PromptSet) -> dict[str, _Source]:
+    opened = open_hub_dataset(settings.hf_dataset)
+    found = {}
+    for name in settings.datasets:
+        records = read_hub_dataset(opened, name, prompts)
+        # of the records themselves: the same ones can be stored in many ways
+        facts = {"sha256": content_sha256(records), "hf_dataset": {"id": opened.id, "revision": opened.revision}}
+        found[name] = _Source(records, f"--hf_dataset {opened.given}, {name}", facts)
+    return found
+
+
+def _check_scorable(name: str, where: str, records: list[dict]) -> None:
     """Scores a dummy prediction for every record: a missing package or a bad answer is told now, not after hours."""
     for record in records:
         try:
             score_example(name, "a", record["answers"], record["all_classes"])
         except ValueError as error:
-            raise ValueError(f"{file}, _id {record['_id']!r} cannot be scored: {error}") from error
+            raise ValueError(f"{where}, _id {record['_id']!r} cannot be scored: {error}") from error

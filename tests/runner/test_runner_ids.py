@@ -63,6 +63,8 @@ def test_what_is_no_list_of_ids_is_refused(listed, content, says):
 def test_paths_that_are_no_file_are_refused(run, tmp_path):
     with pytest.raises(ValueError, match="--ids .*nowhere.* cannot be read .No such file"):
         run.job("--method", "snapkv", "--ids", tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="--ids ~nobody-here/ids cannot be read"):
+        run.job("--method", "snapkv", "--ids", "~nobody-here/ids")
     with pytest.raises(ValueError, match="cannot be read .Is a directory"):
         run.job("--method", "snapkv", "--ids", tmp_path)
     with pytest.raises(ValueError, match="--ids is empty"):
