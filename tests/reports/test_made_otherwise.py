@@ -113,6 +113,22 @@ def test_overwritten_rows_take_their_entry_along(paths):
     assert held(paths) == (C, [])
 
 
+def test_entries_go_with_results_that_are_gone(paths):
+    run(paths, A, ["q0", "t0"])
+    run(paths, B, ["q1"])
+    paths.results("trec").unlink()
+    run(paths, C, ["q0"], force=False, overwrite=True, names=["qasper"])
+    assert held(paths) == (C, [])
+    assert load_record(paths.meta)["replaced"][0]["made_otherwise"][0]["rows"] == {"qasper": ["q0"], "trec": ["t0"]}
+
+
+def test_counters_go_on(paths):
+    run(paths, A, ["q0"])
+    RunRecord(paths).update("qasper", wall_s=3)
+    run(paths, B, ["q1"])
+    assert load_record(paths.meta)["counts"] == {"qasper": {"wall_s": 3}}
+
+
 # --- shards --------------------------------------------------------------------------------------------------------
 
 EVEN, ODD = ["q0", "q2", "q4", "t0"], ["q1", "q3", "q5", "t1"]
@@ -172,11 +188,11 @@ def test_a_forced_merge_that_was_cut_short_ends_the_same(paths, clock, monkeypat
 
 
 def test_forced_merges_dataset_by_dataset_list_the_rows_of_each(paths, clock):
-    run(paths.for_shard((1, 2)), A, ODD)
-    run(paths.for_shard((0, 2)), B, EVEN)
+    run(paths.for_shard((0, 2)), A, EVEN)
+    run(paths.for_shard((1, 2)), B, ODD)  # begun last
     merge_shards(paths, {"trec": ORDERS["trec"]}, 2, force=True)
     merge_shards(paths, {"qasper": ORDERS["qasper"]}, 2, force=True)
-    assert held(paths) == (B, [(A, {"trec": ["t1"]}), (A, {"qasper": ["q1", "q3"]})])
+    assert held(paths) == (B, [(A, {"trec": ["t0"]}), (A, {"qasper": ["q0", "q2", "q4"]})])
 
 
 def test_check_alone_writes_nothing(paths):
