@@ -10,8 +10,8 @@ MAX_GROUP = 16
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-TOKENS_PER_SPLIT = 128
-"""What one program should have at least: 64 KiB of keys and values at head_dim 128, far above the cost of a join."""
+TOKENS_PER_SPLIT = 256
+"""What one program should have at least: a join costs more than half of that takes to read (bench_kernels)."""
 _MAX_SPLITS = 128
 _PROGRAMS_PER_SM = 2
 _BALANCING_SPLITS = 8

@@ -15,10 +15,10 @@ from kvfactory.kernels.segments import check_new_tokens, check_segments, choose_
     "segments, capacity, splits",
     [
         (8, 64, 1),  # less than one program's share
-        (8, 2176, 17),  # as many shares as there are tokens for
+        (8, 2176, 9),  # as many shares as there are tokens for
         (8, 131072, 33),  # two programs per multiprocessor
         (128, 2176, 8),  # the device is full, but segments may be uneven
-        (2000, 300, 3),
+        (2000, 300, 2),
         (1, 10**6, 128),
     ],
 )
