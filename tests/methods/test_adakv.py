@@ -168,7 +168,7 @@ def test_scores_without_any_mass_do_not_fail():
     [
         ({"floor": -0.1}, "--floor -0.1 is not in"),
         ({"floor": 1.5}, "--floor 1.5 is not in"),
-        ({"floor": float("nan")}, "--floor nan is not in"),
+        ({"floor": float("nan")}, "--floor nan is not a number"),
         ({"pyramid_beta": 10}, "--adakv_pyramid on only"),
         ({"pyramid_rounding": "exact"}, "--adakv_pyramid on only"),
         ({"adakv_pyramid": True, "pyramid_beta": 0}, "--pyramid_beta 0"),
