@@ -72,7 +72,9 @@ def _tied_head(model: PreTrainedModel) -> str | None:
     return next(name for name, module in model.named_modules() if module is head)
 
 
-def resolve_device_map(choice: str, model: PreTrainedModel, device: str, itemsize: int) -> dict[str, int | str] | None:
+def resolve_device_map(
+    choice: str, model: PreTrainedModel, device: str, itemsize: int, launches: bool = False
+) -> dict[str, int | str] | None:
     """The device of each part, `{"": i}` where one device has all; None for the CPU.
 
     Args:
@@ -80,6 +82,8 @@ def resolve_device_map(choice: str, model: PreTrainedModel, device: str, itemsiz
         model: the model without weights.
         device: cuda or cpu.
         itemsize: bytes of a weight.
+        launches: other processes will run the model. Then the whole memory of a device counts as free: asking for what
+            is free would take hundreds of MB of it for a context of our own, and they find out themselves.
 
     Raises:
         ValueError: balanced without CUDA, weights that do not fit all devices together, a file that is missing,
@@ -98,16 +102,24 @@ def resolve_device_map(choice: str, model: PreTrainedModel, device: str, itemsiz
         return _simplest(spread(model, [1.0] * count))
     if count <= 1:
         return {"": 0}
-    need = weight_bytes(model, itemsize)
-    if need <= _FULLEST * torch.cuda.mem_get_info(0)[0]:
+    need, free_bytes = weight_bytes(model, itemsize), _memory if launches else _free_memory
+    if need <= _FULLEST * free_bytes(0):
         return {"": 0}
-    free = [torch.cuda.mem_get_info(i)[0] for i in range(count)]
+    free = [free_bytes(i) for i in range(count)]
     if need > sum(free):
         raise ValueError(
             f"the weights take {need / 2**30:.1f} GiB and the {count} visible CUDA devices have "
             f"{sum(free) / 2**30:.1f} GiB free: choose another --dtype, or keep parts on the CPU with --device_map FILE"
         )
     return _simplest(spread(model, free))
+
+
+def _free_memory(index: int) -> int:
+    return torch.cuda.mem_get_info(index)[0]
+
+
+def _memory(index: int) -> int:
+    return torch.cuda.get_device_properties(index).total_memory
 
 
 def _simplest(found: dict[str, int | str]) -> dict[str, int | str] | None:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,11 +20,14 @@ import torch
 
 from kvfactory.device_map import is_spread
 from kvfactory.loading import hardware
+from kvfactory.local_shard import LocalShard, WaitingShard
+from kvfactory.methods import METHODS
 from kvfactory.preparation import Job, PlannedRun
 from kvfactory.reports.environment import collect_environment
 from kvfactory.reports.run import Run
 from kvfactory.reports.shards import shard_counts
 from kvfactory.reports.stop import STOPPED, StopSignal
+from kvfactory.run_settings import RunSettings
 from kvfactory.runner import Notices, execute, is_finished, merge
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,41 +54,6 @@ class Shard(Protocol):
 
     def stop(self) -> None:
         """Asks it to stop after its example; a second time, at once."""
-
-
-class LocalShard:
-    """A shard as a process of this machine. Lines of its standard error go to `emit`, its own table nowhere.
-
-    It leads a session of its own: a terminal's Ctrl-C reaches it once, through us.
-    """
-
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], emit: Callable[[str], None]):
-        self._process = subprocess.Popen(
-            command,
-            env=os.environ | environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, args=(emit,), daemon=True)
-        self._reader.start()
-
-    def _read(self, emit: Callable[[str], None]) -> None:
-        with self._process.stderr as lines:
-            for line in lines:
-                emit(line.rstrip("\n"))
-
-    def poll(self) -> int | None:
-        code = self._process.poll()
-        if code is not None:
-            self._reader.join(timeout=5)  # a grandchild may hold the pipe open for longer
-        return code
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
 
 
 class RayHost:
@@ -175,11 +142,43 @@ def ray_places(device: str, count: int | None) -> tuple[list[Place], Callable[..
 PLACES = {"local": local_places, "ray": ray_places}
 
 
-def launch(job: Job, argv: Sequence[str]) -> int:
+EarlyShards = dict[tuple[str, ...], WaitingShard]
+"""Shards that wait for the word, by their commands."""
+
+
+@contextmanager
+def early_shards(settings: RunSettings, argv: Sequence[str]) -> Iterator[EarlyShards]:
+    """The first shard of every GPU for --launcher local, started while the call is still to be prepared.
+
+    They import, open their GPU and wait, so that this takes no time of its own after `prepare`. Those that nobody has
+    taken out of the dict by the end are ended. On the CPU there are none: they would take `prepare` its threads.
+
+    Raises:
+        ValueError: settings that the arguments alone show to be wrong.
+    """
+    settings = settings.checked(METHODS)
+    early: EarlyShards = {}
+    try:
+        if settings.launcher == "local" and settings.device != "cpu" and torch.cuda.is_available():
+            places, _ = local_places("cuda", settings.num_shards)
+            commands = shard_commands(settings, argv, places)
+            if len(commands) > 1:
+                for command, place in zip(commands, places, strict=False):
+                    early[tuple(command)] = WaitingShard(command, place)
+        yield early
+    finally:
+        for shard in early.values():
+            shard.kill()
+        for shard in early.values():
+            shard.close()
+
+
+def launch(job: Job, argv: Sequence[str], early: EarlyShards) -> int:
     """Runs all shards of a job and joins them.
 
     Args:
         argv: the arguments of the call, which every shard gets with its number.
+        early: shards of this call that have been started; those that are run are taken out.
 
     Returns:
         Exit code: 0 every example has a result, 1 some failed (each is recorded), 75 stopped in between.
@@ -193,16 +192,23 @@ def launch(job: Job, argv: Sequence[str]) -> int:
     if not pending:
         return 0
     places, start = PLACES[settings.launcher](job.computation.device, settings.num_shards)
-    count = settings.num_shards or len(places)
+    commands = shard_commands(settings, argv, places)
+    count = len(commands)
     if count == 1:
         with StopSignal() as stop:
             return execute(job, stop)
     _check(job, pending, count)
     if settings.overwrite:
         _discard(job)
-    commands = [shard_command(settings.program, argv, k, count) for k in range(count)]
+
+    def begin(command: Sequence[str], environ: Mapping[str, str], emit: Callable[[str], None]) -> Shard:
+        waiting = early.pop(tuple(command), None)
+        if waiting is not None and waiting.go(emit):
+            return waiting
+        return start(command, environ, emit)
+
     with StopSignal() as stop:
-        codes = run_shards(commands, places, start, stop)
+        codes = run_shards(commands, places, begin, stop)
         if stop.requested and not set(codes) <= {0, 1}:
             return STOPPED
     if unfinished := {k: code for k, code in enumerate(codes) if code not in (0, 1)}:
@@ -257,6 +263,12 @@ def _discard(job: Job) -> None:
         with Run(planned.paths, job.orders, overwrite=True) as run:
             run.start(planned.settings, environment, planned.facts)
             run.exit_code = 0
+
+
+def shard_commands(settings: RunSettings, argv: Sequence[str], places: Sequence[Place]) -> list[list[str]]:
+    """The calls of all shards, by default one per place."""
+    count = settings.num_shards or len(places)
+    return [shard_command(settings.program, argv, k, count) for k in range(count)]
 
 
 def shard_command(program: str, argv: Sequence[str], shard: int, count: int) -> list[str]:

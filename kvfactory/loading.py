@@ -273,9 +273,12 @@ def checkpoint_dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 def resolve_computation(
     checkpoint: Checkpoint, device: str = "auto", dtype: str = "auto", attn_implementation: str = "auto",
-    decode: str = "auto", device_map: str = "auto", fuse: str = "auto",
+    decode: str = "auto", device_map: str = "auto", fuse: str = "auto", *, launches: bool = False,
 ) -> Computation:  # fmt: skip
     """Every `auto` replaced by what it means here; `decode` stays auto on CUDA, since it depends on the method.
+
+    Args:
+        launches: other processes will run the model, so no CUDA context is made here.
 
     Raises:
         ValueError: CUDA or a flash package asked for and absent, a precision that the kernels do not take, or a
@@ -306,7 +309,7 @@ def resolve_computation(
     places = None
     if device == "cuda" or device_map != "auto":
         itemsize = getattr(torch, dtype).itemsize
-        places = resolve_device_map(device_map, _without_weights(checkpoint), device, itemsize)
+        places = resolve_device_map(device_map, _without_weights(checkpoint), device, itemsize, launches)
     fuses = fuse == "auto" and device == "cuda" and getattr(torch, dtype) in _HALF and why_torch(device) is None
     return Computation(device, dtype, attn_implementation, decode, fuses, places)
 

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from kvfactory import cli, listing
-from kvfactory.launcher import ShardFailed, launch
+from kvfactory.launcher import ShardFailed, early_shards, launch
+from kvfactory.local_shard import called
 from kvfactory.preparation import prepare
 from kvfactory.reports.stop import STOPPED, StopSignal, interruptible
 from kvfactory.run_settings import RunSettings
@@ -22,20 +23,23 @@ def run(settings_class: type[RunSettings], argv: Sequence[str]) -> int:
         0 all examples done, 1 some failed (each is recorded), 2 refused before the run (one sentence says why, nothing
         is written), 75 stopped by SIGTERM or SIGINT after writing what was done.
     """
+    if not called():
+        return 0
     settings, given = cli.parse(argv, settings_class)
     try:
         if settings.list_methods:
             print(listing.capability_table())
             return listing.verify() if settings.verify else 0
-        with interruptible():  # samples may be generated here, which takes minutes
-            job = prepare(settings, given)
-        if job.settings.launcher is not None:
-            code = launch(job, argv)
-        elif settings.merge_shards:
-            code = merge(job)
-        else:
-            with StopSignal() as stop:
-                code = execute(job, stop)
+        with early_shards(settings, argv) as early:
+            with interruptible():  # samples may be generated here, which takes minutes
+                job = prepare(settings, given)
+            if job.settings.launcher is not None:
+                code = launch(job, argv, early)
+            elif settings.merge_shards:
+                code = merge(job)
+            else:
+                with StopSignal() as stop:
+                    code = execute(job, stop)
         if code != STOPPED:
             print(summary(job))
             for sentence in job.suite.finish(job):

@@ -105,6 +105,7 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
     parse_thinking(settings.thinking)
     check_writable(settings.save_dir)
     suite = settings.suite()
+    launches = settings.launcher is not None and settings.num_shards != 1
     checkpoint = open_checkpoint(settings.model_path, settings.use_fast_tokenizer)
     computation = resolve_computation(
         checkpoint,
@@ -114,6 +115,7 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
         settings.decode,
         settings.device_map,
         settings.fuse,
+        launches=launches,
     )
     encoder = suite.encoder(checkpoint)
     datasets = suite.datasets(checkpoint, encoder)
@@ -125,7 +127,7 @@ def prepare(settings: RunSettings, given: dict[str, Any]) -> Job:
             f"--eval_batch_size {settings.eval_batch_size} is more than the {most} examples of the largest dataset"
         )
     decoding = check_attachable(checkpoint, plans, computation)
-    usual = resolve_computation(checkpoint, settings.device)
+    usual = resolve_computation(checkpoint, settings.device, launches=launches)
     identity = checkpoint.facts()
     runs = []
     for plan, (computed, obstacle) in zip(plans, decoding, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,6 +88,18 @@ def test_auto_takes_one_device_where_that_is_enough(gpus):
     gpus(need // 3, need // 3)
     with pytest.raises(ValueError, match="weights take 0.0 GiB and the 2 visible CUDA devices have 0.0 GiB free"):
         resolve_device_map("auto", model, "cuda", 2)
+
+
+def test_a_launcher_asks_for_no_context(gpus, monkeypatch):
+    model = empty()
+    need = weight_bytes(model, 2)
+    total = [2 * need]
+    gpus(0, 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda i: pytest.fail("a context on a GPU of the shards"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(total_memory=total[0]))
+    assert resolve_device_map("auto", model, "cuda", 2, launches=True) == {"": 0}
+    total[0] = need
+    assert is_spread(resolve_device_map("auto", model, "cuda", 2, launches=True))
 
 
 def test_balanced_spreads_whatever_fits(gpus):

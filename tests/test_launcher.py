@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from kvfactory import launcher
-from kvfactory.launcher import LocalShard, ray_places, run_shards, shard_command
+from kvfactory.launcher import LocalShard, early_shards, ray_places, run_shards, shard_command
 from kvfactory.reports.stop import StopSignal
+from kvfactory.suites.longbench import LongBenchSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -139,6 +140,76 @@ def test_the_command_of_a_shard_leaves_out_what_is_the_launchers():
     command = shard_command("run_ruler.py", argv, 1, 3)
     assert command[1:] == [str(ROOT / "run_ruler.py"), "--method", "snapkv", "--quiet", "--num_shards", "3",
                            "--shard_id", "1"]  # fmt: skip
+
+
+class Recorded:
+    """In place of a shard that waits."""
+
+    made: list[Recorded]
+
+    def __init__(self, command, environ):
+        self.started, self.ended = (command[2:], dict(environ)), []
+        self.made.append(self)
+
+    def kill(self):
+        self.ended.append("kill")
+
+    def close(self):
+        self.ended.append("close")
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Two pretended GPUs, and what is started early for them."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(launcher, "WaitingShard", Recorded)
+    monkeypatch.setattr(Recorded, "made", [], raising=False)
+    return Recorded.made
+
+
+def settings(**changes):
+    return LongBenchSettings(**{"method": ("SnapKV",), "model_path": "m", "launcher": "Local"} | changes)
+
+
+@pytest.mark.parametrize("asked, count", [(None, 2), (2, 2), (5, 5)])
+def test_a_shard_per_gpu_starts_early_with_the_command_that_is_run_later(recorded, asked, count):
+    argv = ["--method", "SnapKV"]
+    with early_shards(settings(num_shards=asked), argv) as early:
+        commands = [shard_command("run_longbench.py", argv, k, count) for k in range(count)]
+        assert list(early) == [tuple(command) for command in commands[:2]]
+        begun = early.pop(tuple(commands[1]))
+    assert [shard.started for shard in recorded] == [
+        (command[2:], {"CUDA_VISIBLE_DEVICES": str(k)}) for k, command in enumerate(commands[:2])
+    ]
+    assert recorded[0].ended == ["kill", "close"] and begun is recorded[1] and begun.ended == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"launcher": "none"}, {"launcher": "ray"}, {"device": "cpu"}, {"num_shards": 1}],
+)
+def test_nothing_starts_early_where_it_is_of_no_use(recorded, changes):
+    with early_shards(settings(**changes), []) as early:
+        assert early == {}
+    assert recorded == []
+
+
+def test_nothing_starts_early_without_several_gpus(recorded, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with early_shards(settings(), []) as early:
+        assert early == {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with early_shards(settings(num_shards=2), []) as early:
+        assert early == {}
+    assert recorded == []
+
+
+def test_wrong_arguments_start_nothing(recorded):
+    with pytest.raises(ValueError, match="leave --shard_id out"), early_shards(settings(shard_id=0), []):
+        pytest.fail("went on")
+    assert recorded == []
 
 
 # --- Ray, by a stand-in for its package ------------------------------------------------------------------------------
