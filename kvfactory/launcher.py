@@ -161,10 +161,10 @@ def early_shards(settings: RunSettings, argv: Sequence[str]) -> Iterator[EarlySh
     try:
         if settings.launcher == "local" and settings.device != "cpu" and torch.cuda.is_available():
             places, _ = local_places("cuda", settings.num_shards)
-            commands = shard_commands(settings, argv, places)
-            if len(commands) > 1:
-                for command, place in zip(commands, places, strict=False):
-                    early[tuple(command)] = WaitingShard(command, place)
+            count = settings.num_shards or len(places)
+            for k, place in zip(range(count if count > 1 else 0), places, strict=False):
+                command = shard_command(settings.program, argv, k, count)
+                early[tuple(command)] = WaitingShard(command, place)
         yield early
     finally:
         for shard in early.values():
@@ -192,14 +192,14 @@ def launch(job: Job, argv: Sequence[str], early: EarlyShards) -> int:
     if not pending:
         return 0
     places, start = PLACES[settings.launcher](job.computation.device, settings.num_shards)
-    commands = shard_commands(settings, argv, places)
-    count = len(commands)
+    count = settings.num_shards or len(places)
     if count == 1:
         with StopSignal() as stop:
             return execute(job, stop)
     _check(job, pending, count)
     if settings.overwrite:
         _discard(job)
+    commands = [shard_command(settings.program, argv, k, count) for k in range(count)]
 
     def begin(command: Sequence[str], environ: Mapping[str, str], emit: Callable[[str], None]) -> Shard:
         waiting = early.pop(tuple(command), None)
@@ -263,12 +263,6 @@ def _discard(job: Job) -> None:
         with Run(planned.paths, job.orders, overwrite=True) as run:
             run.start(planned.settings, environment, planned.facts)
             run.exit_code = 0
-
-
-def shard_commands(settings: RunSettings, argv: Sequence[str], places: Sequence[Place]) -> list[list[str]]:
-    """The calls of all shards, by default one per place."""
-    count = settings.num_shards or len(places)
-    return [shard_command(settings.program, argv, k, count) for k in range(count)]
 
 
 def shard_command(program: str, argv: Sequence[str], shard: int, count: int) -> list[str]:
