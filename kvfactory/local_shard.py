@@ -68,16 +68,14 @@ class WaitingShard(LocalShard):
     def go(self, emit: Callable[[str], None]) -> bool:
         """Lets it begin; False when it has died while it waited, and it is closed then."""
         try:
-            if self._process.poll() is None:
-                with self._process.stdin as line:
-                    line.write("go\n")
-                self._show(emit)
-                return True
+            with self._process.stdin as line:
+                line.write("go\n")
         except BrokenPipeError:
-            pass
-        self.kill()
-        self.close()
-        return False
+            self.kill()
+            self.close()
+            return False
+        self._show(emit)
+        return True
 
     def kill(self) -> None:
         """Ends it where it has not begun: it has nothing to lose."""
