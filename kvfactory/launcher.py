@@ -159,7 +159,9 @@ def early_shards(settings: RunSettings, argv: Sequence[str]) -> Iterator[EarlySh
     settings = settings.checked(METHODS)
     early: EarlyShards = {}
     try:
-        if settings.launcher == "local" and settings.device != "cpu" and torch.cuda.is_available():
+        if settings.launcher == "local" and settings.device != "cpu":
+            # Counting GPUs asks the driver's library alone: CUDA itself, which takes seconds, starts here and there at
+            # the same time.
             places, _ = local_places("cuda", settings.num_shards)
             count = settings.num_shards or len(places)
             for k, place in zip(range(count if count > 1 else 0), places, strict=False):

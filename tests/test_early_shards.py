@@ -58,11 +58,10 @@ sys.exit(run_longbench.main(sys.argv[1:]))
 
 @pytest.fixture
 def two_gpus(monkeypatch, tmp_path):
-    """Two GPUs as long as shards are started early, none afterwards -> the processes that have begun to wait."""
+    """Two GPUs that are counted but cannot be used: the run is on the CPU -> the processes that have begun to wait."""
     (tmp_path / "waiting").mkdir()
     monkeypatch.setenv("WAITING", str(tmp_path / "waiting"))
-    answers = iter([True])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: next(answers, False))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     return lambda: [int(path.name) for path in (tmp_path / "waiting").iterdir()]
 

@@ -160,8 +160,8 @@ class Recorded:
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """Two pretended GPUs, and what is started early for them."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    """Two pretended GPUs, and what is started early for them; CUDA itself, whose start takes seconds, is not asked."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("CUDA was started"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(launcher, "WaitingShard", Recorded)
@@ -200,7 +200,7 @@ def test_nothing_starts_early_without_several_gpus(recorded, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with early_shards(settings(), []) as early:
         assert early == {}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with early_shards(settings(num_shards=2), []) as early:
         assert early == {}
     assert recorded == []
