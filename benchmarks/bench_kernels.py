@@ -7,84 +7,23 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks import arguments
-from benchmarks.timing import Log, kernel_us, table, wall_seconds
-from kvfactory.backends import sdpa
+from benchmarks.kernel_bench import Bench
+from benchmarks.prompt_kernels import bench_columns, bench_lengths, bench_prefill, bench_window
+from benchmarks.timing import Log, table, wall_seconds
 from kvfactory.kernels import reference
 from kvfactory.kernels.dispatch import decode_kernels, gather_kernel, use_triton
 from kvfactory.kernels.segments import DecodeWorkspace, choose_splits
-from kvfactory.ops import scores
 from kvfactory.settings import whole_number
 
 KERNELS = ("copy", "matmul", "decode", "append", "gather", "window", "columns", "prefill", "lengths")
-CYCLED_BYTES = 600 * 10**6
-"""Inputs are rotated until they exceed ten times the largest L2 cache in use."""
-
 LAYOUTS = ("dense", "ragged", "aliased")
-
-
-class Bench:
-    """The shape of one layer and where it runs."""
-
-    def __init__(self, args: argparse.Namespace, log: Log, device: torch.device):
-        self.args, self.log, self.device = args, log, device
-        self.dtype = arguments.dtype_of(args)
-        self.heads, self.kv_heads, self.head_dim = args.heads, args.kv_heads, args.head_dim
-        self.ceilings: dict[str, float] = {}
-        self.random = torch.Generator(device).manual_seed(args.seed)
-
-    def normal(self, *shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=self.random, device=self.device, dtype=self.dtype)
-
-    def record(self, name: str, facts: dict[str, Any], make: Callable[[], list], bytes_: float, flop: float) -> None:
-        """One line: time, rates, and the share of the ceiling that is nearer."""
-
-        def measure() -> dict[str, Any]:
-            us = kernel_us(make(), self.device, self.args.repeats)
-            found = {
-                "us": round(us, 3),
-                "tb_per_s": round(bytes_ / us / 1e6, 4),
-                "tflop_per_s": round(flop / us / 1e6, 3),
-            }
-            if self.ceilings.keys() >= {"copy", "matmul"}:
-                least = max(bytes_ / self.ceilings["copy"], flop / self.ceilings["matmul"])
-                found["of_ceiling"] = round(least / us, 4)
-            return found
-
-        self.log.case({"kind": "kernel", "kernel": name} | facts, measure)
-
-    def copies(self, size: int) -> range:
-        """How many sets of inputs of `size` bytes to rotate among."""
-        return range(max(1, min(64, -(-CYCLED_BYTES // size))) if self.device.type == "cuda" else 1)
-
-    def ceiling(self, name: str) -> None:
-        """Measures what a copy or a matrix product reaches here, in bytes or operations per microsecond."""
-        small = self.device.type == "cpu"
-        if name == "copy":
-            source = self.normal(1 << (20 if small else 30))
-            target = torch.empty_like(source)
-            work = 2 * source.numel() * source.element_size()
-            call = lambda: torch.neg(source, out=target)  # noqa: E731  # a copy node of a graph is a third slower
-        else:
-            n = 256 if small else 8192
-            a, b = self.normal(n, n), self.normal(n, n)
-            work = 2 * n**3
-            call = lambda: a @ b  # noqa: E731
-
-        def measure() -> dict[str, Any]:
-            us = kernel_us([call], self.device, 10)
-            self.ceilings[name] = work / us
-            return {"us": round(us, 2), "tb_per_s" if name == "copy" else "tflop_per_s": round(work / us / 1e6, 3)}
-
-        self.log.case({"kind": "ceiling", "kernel": name}, measure)
 
 
 def segments(layout: str, rows: int, bench: Bench, length: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
@@ -159,7 +98,7 @@ def bench_decode(bench: Bench, layout: str, rows: int, length: int) -> None:
             stored,
             flop,
         )
-        if (flash := _fa3(bench)) is not None:
+        if (flash := bench.fa3()) is not None:
             turned = [tuple(x.transpose(1, 2) for x in pair) for pair in shaped]
             bench.record(
                 "FA3",
@@ -184,15 +123,6 @@ def bench_decode(bench: Bench, layout: str, rows: int, length: int) -> None:
 def _launched_us(call: Callable[[], Any], device: torch.device) -> float:
     call()
     return sorted(wall_seconds(call, device) for _ in range(5))[2] * 1e6
-
-
-def _fa3(bench: Bench) -> Callable[..., Any] | None:
-    half = bench.dtype in (torch.float16, torch.bfloat16)
-    if bench.device.type != "cuda" or not half or find_spec("fa3_fwd_interface") is None:
-        return None
-    from fa3_fwd_interface import flash_attn_func
-
-    return flash_attn_func
 
 
 def bench_append(bench: Bench, rows: int, length: int) -> None:
@@ -239,92 +169,6 @@ def bench_gather(bench: Bench, layout: str, stored_heads: int, length: int, kept
     for name, gather in (("gather_kept", gather_kernel(bench.device)), ("gather_kept, torch", reference.gather_kept)):
         calls = [lambda case=case, gather=gather: gather(*case, slack=slack, ends=ends) for case in cases]
         bench.record(name, facts, lambda calls=calls: calls, 2 * moved, 0)
-
-
-def _prompt(bench: Bench, length: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-    q = bench.normal(1, bench.heads, length, bench.head_dim)
-    return q, bench.normal(1, bench.kv_heads, length, bench.head_dim), bench.head_dim**-0.5
-
-
-def bench_window(bench: Bench, length: int) -> None:
-    """Windowed scores of SnapKV's kind: the keys read twice, once per kernel."""
-    q, k, scale = _prompt(bench, length)
-    for window in bench.args.windows:
-        bytes_ = 2 * k.numel() * k.element_size() + bench.heads * (length - window) * 4
-        flop = 4.0 * bench.heads * window * length * bench.head_dim
-        bench.record(
-            "window_scores",
-            {"length": length, "window": window},
-            lambda window=window: [lambda: scores.window_scores(q, k, window, scale=scale)],
-            bytes_,
-            flop,
-        )
-
-
-def bench_columns(bench: Bench, length: int) -> None:
-    """Column sums over all rows, as H2O takes them: two causal products."""
-    q, k, scale = _prompt(bench, length)
-    bench.record(
-        "column_sums",
-        {"length": length},
-        lambda: [lambda: scores.column_sums(q, k, scale=scale)],
-        2 * (q.numel() + k.numel()) * q.element_size(),
-        2.0 * bench.heads * length**2 * bench.head_dim,
-    )
-
-
-def bench_prefill(bench: Bench, length: int) -> None:
-    """Causal attention of one layer by the libraries, the yardstick for the score kernels."""
-    q, k, scale = _prompt(bench, length)
-    flop, bytes_ = 2.0 * bench.heads * length**2 * bench.head_dim, 2 * (q.numel() + k.numel()) * q.element_size()
-    facts = {"length": length}
-
-    def grouped() -> list:
-        return [lambda: F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)]
-
-    bench.record("sdpa causal, grouped", facts, grouped, bytes_, flop)
-    repeated = k.repeat_interleave(bench.heads // bench.kv_heads, dim=1)
-    bench.record(
-        "sdpa causal, repeated",
-        facts,
-        lambda: [lambda: F.scaled_dot_product_attention(q, repeated, repeated, is_causal=True)],
-        bytes_,
-        flop,
-    )
-    if (flash := _fa3(bench)) is not None:
-        a, b = q.transpose(1, 2), k.transpose(1, 2)
-        bench.record(
-            "FA3 causal", facts, lambda: [lambda: flash(a, b, b, softmax_scale=scale, causal=True)], bytes_, flop
-        )
-
-
-def bench_lengths(bench: Bench, length: int) -> None:
-    """Attention to prompts, and of single tokens, of lengths that the process has not met, as launched; one layer.
-
-    What sdpa plans per length shows here alone: graphs and repeated calls are timed after it.
-    """
-
-    def median_us(attend: Callable[..., Any], first: int, prompt: bool) -> float:
-        times = []
-        for n in (max(2, first - 7 * i) for i in range(5)):
-            q = bench.normal(1, n if prompt else 1, bench.heads, bench.head_dim).transpose(1, 2)
-            k = bench.normal(1, n, bench.kv_heads, bench.head_dim).transpose(1, 2)
-            times.append(wall_seconds(lambda q=q, k=k: attend(q, k, k), bench.device))
-        return statistics.median(times) * 1e6
-
-    scale = bench.head_dim**-0.5
-    ways = {
-        "sdpa": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=True),
-        "kvfactory's sdpa": lambda q, k, v: sdpa.attend(q, k, v, scale=scale, causal=q.shape[2] > 1),
-    }
-    for (i, (name, attend)), prompt in itertools.product(enumerate(ways.items()), (True, False)):
-        attend(*[bench.normal(1, 2, 64, bench.head_dim)] * 3)  # loads libraries
-        kernel = f"{name}, {'prompt' if prompt else 'one token'} at a new length"
-        first = length - 50 * i - 1
-        bench.log.case(
-            {"kind": "kernel", "kernel": kernel, "length": length},
-            lambda attend=attend, first=first, prompt=prompt: {"us": round(median_us(attend, first, prompt), 1)},
-        )
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

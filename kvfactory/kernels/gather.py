@@ -94,11 +94,11 @@ def gather_kept(
     Raises:
         ValueError: a shape, dtype or layout that the kernel does not take.
     """
+    if len(sources) not in (1, 2) or len(targets) != len(sources):
+        raise ValueError(f"the kernel copies one source or two to as many targets, not {len(sources)}, {len(targets)}")
     B, Hk, _, D = sources[0].shape
     segments = indices.shape[0] * indices.shape[1] if ends is None else ends.numel()
     N, source, target = indices.numel(), sources[0], targets[0]
-    if len(sources) not in (1, 2) or len(targets) != len(sources):
-        raise ValueError(f"the kernel copies one source or two to as many targets, not {len(sources)}, {len(targets)}")
     for x, y in zip(sources, targets, strict=True):
         if x.shape != source.shape or y.shape[1:] != (D,) or not y.is_contiguous() or y.dtype != x.dtype:
             raise ValueError(

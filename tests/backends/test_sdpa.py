@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend
 from kvfactory.backends import get_backend, sdpa
 from kvfactory.cache.ragged import RaggedStore
 from kvfactory.kernels.reference import segment_decode
+from kvfactory.methods.base import RaggedKept
 
 CUDNN = SDPBackend.CUDNN_ATTENTION.value
 UNIT = sdpa.PLANNED_LENGTHS
@@ -93,7 +94,7 @@ def test_the_decode_kernel_reads_segments_where_it_runs_and_takes_them(monkeypat
 def test_a_ragged_store_reads_single_tokens_by_segments_and_masked_ones_by_buckets(monkeypatch):
     lengths = torch.tensor([[5, 40, 33]])
     k, v = (torch.randn(78, 16, generator=torch.Generator().manual_seed(i)) for i in (1, 2))
-    store = RaggedStore.build(k, v, lengths, slack=2)
+    store = RaggedStore.build(k[None, None], v[None, None], RaggedKept(torch.arange(78), lengths.flatten()), slack=2)
     q = torch.randn(1, 6, 1, 16, generator=torch.Generator().manual_seed(3))
     by_bucket = store.attend(q, scale=0.3, backend=get_backend("sdpa"))
     calls = []
