@@ -100,7 +100,9 @@ def get_backend(name: str) -> Backend:
         return Backend(name, attend, segments_for, attend_with_lse)
     if name in ("flash_attention_2", "flash_attention_3"):
         from kvfactory.backends.flash import make_backend
+        from kvfactory.backends.sdpa import segments_for
 
         attend, segments, attend_with_lse = make_backend(name)
-        return Backend(name, attend, lambda q: segments, attend_with_lse)
+        # The package's kernels are three to eight times slower at one token (benchmarks/RESULTS.md).
+        return Backend(name, attend, lambda q: segments_for(q) or segments, attend_with_lse)
     raise ValueError(f"--attn_implementation {name!r} is not one of eager, sdpa, flash_attention_2, flash_attention_3")

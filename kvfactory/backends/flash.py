@@ -1,9 +1,9 @@
 """One adapter for FlashAttention 2 (package flash-attn) and 3 (package fa3-fwd).
 
 Both take (B, t, H, D) with native grouping and bottom-right causal masks. Segments of unequal length go through the
-varlen call: the G query heads of a segment are G queries of one sequence, which is exact for one token. A read under a
-mask (Oracle's selection, a later turn of several tokens) is something these kernels do not take and runs on sdpa, as
-documented in docs/footguns.md.
+varlen call where our decode kernel does not run: the G query heads of a segment are G queries of one sequence, which is
+exact for one token. A read under a mask (Oracle's selection, a later turn of several tokens) is something these kernels
+do not take and runs on sdpa, as documented in docs/footguns.md.
 """
 
 from __future__ import annotations

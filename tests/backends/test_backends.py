@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import dense_attention
 
-from kvfactory.backends import get_backend
+from kvfactory.backends import get_backend, sdpa
 from kvfactory.kernels.reference import segment_decode
 
 
@@ -96,8 +96,10 @@ def test_flash_reads_segments_through_the_varlen_call(name, package, varlen, mon
     length = torch.tensor([1, 33, 7, 33, 20])
     start = torch.tensor([0, 5, 60, 5, 90])  # the second and the fourth segment share their slots
     q, k, v = (torch.randn(*shape, generator=g).bfloat16() for shape in ((5, 3, 24), (130, 24), (130, 24)))
-    read = get_backend(name).segments_for(None)
+    read = get_backend(name).segments_for(q)
     want = segment_decode(q, k, v, start, length, scale=0.2)
     torch.testing.assert_close(read(q, k, v, start, length, scale=0.2), want, rtol=0, atol=2e-2)  # one bf16 rounding
     with pytest.raises(ValueError, match="needs float16 or bfloat16"):
         read(q.float(), k, v, start, length, scale=0.2)
+    monkeypatch.setattr(sdpa, "use_triton", lambda device: True)
+    assert get_backend(name).segments_for(q) is get_backend("sdpa").segments_for(q)
