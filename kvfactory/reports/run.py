@@ -84,7 +84,7 @@ class Run:
         for results in self.results.values():
             results.discard()
         done = {name: [i for i in results.order if i in results.done] for name, results in self.results.items()}
-        self.record.start(settings, environment, datasets, self.overwrite, done if self.force else None)
+        self.record.start(settings, environment, datasets, done, self.overwrite, self.force)
 
     def close(self) -> None:
         """Close all result files (putting them into data order) and the record."""

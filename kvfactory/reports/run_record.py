@@ -146,21 +146,25 @@ class RunRecord:
         settings: Mapping[str, Any],
         environment: Mapping[str, Any],
         datasets: Mapping[str, Mapping[str, Any]],
+        done: Mapping[str, Iterable[str]],
         overwrite: bool = False,
-        done: Mapping[str, Iterable[str]] | None = None,
+        force: bool = False,
     ) -> None:
         """`check`, then write the record with a new segment; with `overwrite` what differs moves to `replaced`.
 
+        Listed rows of these datasets whose result is gone are forgotten before a row is made, so that one made again
+        under the settings on record cannot be taken for the old one, wherever the run is killed.
+
         Args:
             environment: from `kvfactory.reports.environment.collect_environment`.
-            done: what --resume force goes on with, the `_id`s of each dataset that have a result; None without it.
+            done: the `_id`s of each of `datasets` that have a result and keep it.
         """
         settings, datasets = _plain(settings), _plain(datasets)
 
         def begin(record: dict[str, Any]) -> None:
             known = record["segments"] or record["datasets"]
-            self._check(record if known else None, settings, datasets, overwrite, done is not None)
-            if known and done is not None:
+            self._check(record if known else None, settings, datasets, overwrite, force)
+            if known and force:
                 same = record["settings"] == settings
                 stays = [d for d in done if same and not _changed(record["datasets"].get(d, {}), datasets[d])]
                 set_apart(record, record, {d: ids for d, ids in done.items() if d not in stays})
@@ -168,7 +172,11 @@ class RunRecord:
             if known and overwrite and (again or record["settings"] != settings):
                 old = {"at": _now(), "settings": record["settings"], "datasets": again}
                 gone = {*again, *(record["datasets"] if record["settings"] != settings else ())}
-                record["replaced"].append(old | _take_apart(record, gone))
+                if taken := take_listed(record, lambda name, _: name in gone):
+                    old["made_otherwise"] = taken
+                record["replaced"].append(old)
+            held = {name: set(ids) for name, ids in done.items()}
+            take_listed(record, lambda name, i: name in held and i not in held[name])
             for name in again:
                 record["counts"].pop(name, None)
             if record["settings"] != settings and overwrite:
@@ -239,17 +247,19 @@ def set_apart(record: dict[str, Any], source: Mapping[str, Any], rows: Mapping[s
         record["made_otherwise"] = [*listed, entry]
 
 
-def _take_apart(record: dict[str, Any], datasets: set[str]) -> dict[str, Any]:
-    """{"made_otherwise": entries of `datasets`}, which the record then has no more; {} when there are none."""
-    taken, left = [], []
+def take_listed(record: dict[str, Any], wanted: Callable[[str, str], bool]) -> list[dict[str, Any]]:
+    """Entries of the rows for which `wanted(dataset, _id)` holds, which `record` then lists no more."""
+    taken: list[dict[str, Any]] = []
+    left: list[dict[str, Any]] = []
     for entry in record.get("made_otherwise", []):
-        for part, wanted in ((taken, True), (left, False)):
-            if rows := {name: ids for name, ids in entry["rows"].items() if (name in datasets) == wanted}:
+        for part, right in ((taken, True), (left, False)):
+            rows = {name: [i for i in ids if wanted(name, i) == right] for name, ids in entry["rows"].items()}
+            rows = {name: ids for name, ids in rows.items() if ids}
+            if rows:
                 part.append(entry | {"datasets": {name: entry["datasets"][name] for name in rows}, "rows": rows})
-    if not taken:
-        return {}
-    record["made_otherwise"] = left
-    return {"made_otherwise": taken}
+    if taken:
+        record["made_otherwise"] = left
+    return taken
 
 
 def mixture(record: Mapping[str, Any] | None) -> str | None:

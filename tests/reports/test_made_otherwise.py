@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,38 @@ def test_entries_go_with_results_that_are_gone(paths):
     run(paths, C, ["q0"], force=False, overwrite=True, names=["qasper"])
     assert held(paths) == (C, [])
     assert load_record(paths.meta)["replaced"][0]["made_otherwise"][0]["rows"] == {"qasper": ["q0"], "trec": ["t0"]}
+
+
+def delete(file, *ids):
+    """Takes the lines of `ids` out of a result file by hand."""
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(line for line in lines if json.loads(line)["_id"] not in ids))
+
+
+def test_a_row_made_again_is_listed_no_more(paths):
+    run(paths, A, ["q0", "q1", "t0"])
+    run(paths, B, ["q2"])
+    delete(paths.results("qasper"), "q0")
+    run(paths, B, ["q0"], force=False)
+    assert held(paths) == (B, [(A, {"qasper": ["q1"], "trec": ["t0"]})])
+    assert "1 of qasper, 1 of trec were" in mixture(load_record(paths.meta))
+    run(paths, A, ["q3"])
+    assert held(paths)[1][1] == (B, {"qasper": ["q0", "q2"]})
+    assert "2 of qasper were" in mixture(load_record(paths.meta))
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_rows_of_a_deleted_file_are_forgotten_before_the_first_new_one(paths, force):
+    run(paths, A, ["q0", "t0"])
+    run(paths, B, ["q1"])
+    paths.results("qasper").unlink()
+    run(paths, B, [], force=force, names=["trec"])  # of another dataset's rows it knows nothing
+    assert held(paths) == (B, [(A, {"qasper": ["q0"], "trec": ["t0"]})])
+    run(paths, B, [], force=force)  # as a run that is killed after `start` leaves it
+    assert held(paths) == (B, [(A, {"trec": ["t0"]})]) and mixture(load_record(paths.meta)).count(" of ") == 1
+    delete(paths.results("trec"), "t0")
+    run(paths, B, ["q0", "t0"], force=force)
+    assert held(paths) == (B, []) and mixture(load_record(paths.meta)) is None
 
 
 def test_counters_go_on(paths):

@@ -23,7 +23,7 @@ def paths(tmp_path):
 
 def started(paths, settings=SETTINGS, datasets=DATA, overwrite=False):
     record = RunRecord(paths)
-    record.start(settings, ENVIRONMENT, datasets, overwrite)
+    record.start(settings, ENVIRONMENT, datasets, {name: [] for name in datasets}, overwrite)
     return record
 
 
@@ -163,7 +163,7 @@ from kvfactory.reports.run_paths import RunPaths
 from kvfactory.reports.run_record import RunRecord
 name = sys.argv[2]
 record = RunRecord(RunPaths(sys.argv[1], "org/M", "512", "X"))
-record.start({"a": 1}, {}, {name: {"examples": 1}})
+record.start({"a": 1}, {}, {name: {"examples": 1}}, {name: []})
 for i in range(12):
     record.update(name, n=i)
 record.close(0)
