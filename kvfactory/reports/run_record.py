@@ -231,6 +231,11 @@ def set_apart(record: dict[str, Any], source: Mapping[str, Any], rows: Mapping[s
             rows of entries before it are among them.
         rows: `_id`s by dataset.
     """
+    list_rows(record, {**source, "segments": [segment["id"] for segment in source["segments"]]}, rows)
+
+
+def list_rows(record: dict[str, Any], made: Mapping[str, Any], rows: Mapping[str, Iterable[str]]) -> None:
+    """`set_apart` by an entry that is there already: `settings`, `datasets` and `segments` are those of `made`."""
     listed = record.get("made_otherwise", [])
     fresh = {}
     for name, ids in rows.items():
@@ -239,9 +244,9 @@ def set_apart(record: dict[str, Any], source: Mapping[str, Any], rows: Mapping[s
             fresh[name] = left
     if fresh:
         entry = {
-            "settings": source["settings"],
-            "datasets": {name: source["datasets"].get(name, {}) for name in fresh},
-            "segments": [segment["id"] for segment in source["segments"]],
+            "settings": made["settings"],
+            "datasets": {name: made["datasets"].get(name, {}) for name in fresh},
+            "segments": made["segments"],
             "rows": fresh,
         }
         record["made_otherwise"] = [*listed, entry]

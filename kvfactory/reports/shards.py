@@ -19,9 +19,11 @@ from kvfactory.reports.run_record import (
     PEAK,
     differences,
     empty_record,
+    list_rows,
     load_record,
     save_record,
     set_apart,
+    take_listed,
 )
 
 
@@ -68,7 +70,8 @@ def merge_shards(
         for part in (paths, *shards):
             owned.enter_context(FileLock(part.meta, wait=True))
         contents = {name: _join(paths, shards, name, order) for name, order in orders.items()}
-        record = _join_records(paths, shards, orders, force)
+        written = {name for name, content in contents.items() if content is not None}
+        record = _join_records(paths, shards, orders, written, force)
         # the record first: results without one are refused, a record without results is only an unfinished run
         save_record(paths.meta, record)
         for name, content in contents.items():
@@ -143,56 +146,82 @@ def _join(paths: RunPaths, shards: list[RunPaths], name: str, order: Sequence[st
 
 
 def _join_records(
-    paths: RunPaths, shards: list[RunPaths], orders: Mapping[str, Sequence[str]], force: bool
+    paths: RunPaths, shards: list[RunPaths], orders: Mapping[str, Sequence[str]], written: set[str], force: bool
 ) -> dict[str, Any]:
-    """The merged record; ValueError when the shards were not made alike, unless `force`."""
-    records = {}
-    for part in shards:
-        record = load_record(part.meta)
-        if record is None and any(part.results(name).exists() for name in orders):
-            raise ValueError(f"{part.meta} is missing, so nothing says how that shard's results were made")
-        if record is not None:
-            records[part] = record
-    merged = load_record(paths.meta)
-    if not records:
-        if merged is None:
-            raise ValueError(f"no run record of {paths.label} below {paths.meta.parent}: the shards cannot be merged")
-        return merged
-    if merged is not None:
-        of, joined = paths.meta, merged
-    else:
-        latest = max(records, key=lambda part: records[part]["segments"][-1]["start"]) if force else next(iter(records))
-        of, joined = latest.meta, empty_record(paths)
-        joined |= {key: copy.deepcopy(records[latest][key]) for key in ("settings", "datasets")}
+    """The merged record; ValueError when the shards were not made alike, unless `force`.
+
+    Args:
+        written: datasets whose rows this merge puts in place, all of them made by the shards.
+    """
+    records = _shard_records(shards, orders)
+    of, joined = _joined_so_far(paths, records, force)
+    take_listed(joined, lambda name, _: name in written)  # rows that were deleted, or that a merge cut short listed
     known = {segment["id"] for segment in joined["segments"]}
-    counts: dict[str, dict[str, float]] = {}
     for part, record in records.items():
-        changed = list(differences(joined["settings"], record["settings"]))
-        for name, facts in record["datasets"].items():
-            there = joined["datasets"].setdefault(name, dict(facts))
-            changed += differences(_compared(there), _compared(facts), f"{name}.")
+        changed = _unlike(joined, record)
         if changed and not force:
             raise ValueError(
                 f"{part.meta} and {of} were not made alike ({'; '.join(changed)}): they cannot be merged, or only with "
                 "--resume force"
             )
-        if mixed := [e for e in record.get("made_otherwise", []) if e not in joined.get("made_otherwise", [])]:
-            joined["made_otherwise"] = [*joined.get("made_otherwise", []), *mixed]
+        for entry in record.get("made_otherwise", []):
+            list_rows(joined, entry, {name: ids for name, ids in entry["rows"].items() if name in written})
         if changed:
-            set_apart(joined, record, {name: _done(part, name) for name in orders})
+            set_apart(joined, record, {name: _done(part, name) for name in orders if name in written})
         joined["notes"] += [note for note in record["notes"] if note not in joined["notes"]]
         joined["segments"] += [s | {"shard": list(part.shard)} for s in record["segments"] if s["id"] not in known]
         joined["replaced"] += [old for old in record["replaced"] if old not in joined["replaced"]]
-        for name, values in record["counts"].items():
-            total = counts.setdefault(name, {})
-            for key, value in values.items():
-                before = total.get(key, 0)
-                total[key] = max(before, value) if key.startswith(PEAK) else before + value
-    if len(records) == len(shards):  # else these sums are in `merged` since the merge that was cut short
-        joined["counts"].update({name: counts[name] for name in counts if name in orders})
     for name, order in orders.items():
+        with_rows = [part for part in shards if shard_share(order, part.shard)]
+        if all(part in records for part in with_rows):  # else the sums are there since the merge that was cut short
+            joined["counts"] |= _sums(name, [records[part] for part in with_rows])
         joined["datasets"].setdefault(name, {})["examples"] = len(order)
     return joined
+
+
+def _shard_records(shards: list[RunPaths], orders: Iterable[str]) -> dict[RunPaths, dict[str, Any]]:
+    """The records that are there: a shard without examples has none, nor one that an earlier merge has removed."""
+    records = {}
+    for part in shards:
+        record = load_record(part.meta)
+        if record is not None:
+            records[part] = record
+        elif any(part.results(name).exists() for name in orders):
+            raise ValueError(f"{part.meta} is missing, so nothing says how that shard's results were made")
+    return records
+
+
+def _joined_so_far(
+    paths: RunPaths, records: Mapping[RunPaths, dict[str, Any]], force: bool
+) -> tuple[Path, dict[str, Any]]:
+    """The record to add to, and the file that its settings are from: the joined one, else a shard's."""
+    joined = load_record(paths.meta)
+    if joined is not None:
+        return paths.meta, joined
+    if not records:
+        raise ValueError(f"no run record of {paths.label} below {paths.meta.parent}: the shards cannot be merged")
+    first = max(records, key=lambda part: records[part]["segments"][-1]["start"]) if force else next(iter(records))
+    own = {key: copy.deepcopy(records[first][key]) for key in ("settings", "datasets")}
+    return first.meta, empty_record(paths) | own
+
+
+def _unlike(joined: dict[str, Any], record: Mapping[str, Any]) -> list[str]:
+    """In what a shard's record differs from `joined`, which gets the datasets that it does not have yet."""
+    changed = list(differences(joined["settings"], record["settings"]))
+    for name, facts in record["datasets"].items():
+        there = joined["datasets"].setdefault(name, dict(facts))
+        changed += differences(_compared(there), _compared(facts), f"{name}.")
+    return changed
+
+
+def _sums(name: str, records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """{name: counters of one dataset of all `records` together}; {} when they have none."""
+    total: dict[str, float] = {}
+    for record in records:
+        for key, value in record["counts"].get(name, {}).items():
+            before = total.get(key, 0)
+            total[key] = max(before, value) if key.startswith(PEAK) else before + value
+    return {name: total} if total else {}
 
 
 def _done(part: RunPaths, name: str) -> list[str]:

@@ -77,6 +77,27 @@ def test_dataset_by_dataset(paths):
     assert held["counts"] == {"qasper": {"truncated": 7}, "trec": {"truncated": 2}} and len(held["segments"]) == 3
 
 
+def test_counters_of_shards_of_which_some_had_no_examples(paths):
+    """Three shards of two examples: the last one never started, so it has no record."""
+    orders = {"qasper": ["q0", "q1"]}
+    shards(paths, 2, orders=orders)
+    for k in (0, 1):
+        for file in (paths.for_shard((k, 2)).meta, paths.for_shard((k, 2)).results("qasper")):
+            file.rename(file.with_name(file.name.replace("of2", "of3")))
+    merge_shards(paths, orders, 3)
+    assert load_record(paths.meta)["counts"] == {"qasper": {"truncated": 2}}
+
+
+@pytest.mark.parametrize("then", [["trec"], ["qasper", "trec"]])
+def test_counters_after_the_records_of_shards_without_further_results_are_gone(paths, then):
+    """Only shards 0 and 1 have examples of trec, so the record of shard 2 goes with its rows of qasper."""
+    shards(paths)
+    merge_shards(paths, {"qasper": ORDERS["qasper"]})
+    assert not paths.for_shard((2, 3)).meta.exists()
+    merge_shards(paths, {name: ORDERS[name] for name in then})
+    assert load_record(paths.meta)["counts"] == {"qasper": {"truncated": 7}, "trec": {"truncated": 2}}
+
+
 def refused(paths, match, orders=ORDERS, error=ValueError):
     before = files_below(paths)
     with pytest.raises(error, match=match) as caught:

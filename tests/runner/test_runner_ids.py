@@ -128,6 +128,16 @@ def test_shards_of_a_list_are_joined(run, listed):
     assert [row["_id"] for row in run.rows()] == ["hotpotqa-0", "hotpotqa-2"] and len(run.rows("trec")) == 1
 
 
+def test_shards_without_examples_leave_the_joined_counters_whole(run, listed):
+    flags = ("--method", "snapkv", "--ids", listed("hotpotqa-2\nhotpotqa-0\ntrec-0"), "--num_shards", 3)
+    for k in range(3):
+        assert run(*flags, "--shard_id", k) == 0
+    assert not run.paths().meta.exists()
+    run.last = run.job(*flags, "--merge_shards")
+    assert merge(run.last) == 0
+    assert {name: counts["done"] for name, counts in run.record()["counts"].items()} == {"hotpotqa": 2, "trec": 1}
+
+
 def test_one_id_in_two_datasets_names_both_examples(run, data, listed):
     for name in ("hotpotqa", "trec"):
         write_records(data, name, [make_record(name, i) | {"_id": str(i)} for i in range(3)])
