@@ -15,6 +15,7 @@ from typing import Any
 
 from kvfactory.data.tasks import LONGBENCH_E, TASKS
 from kvfactory.reports.records import Line, effective_lines, read_lines
+from kvfactory.reports.run_record import load_record
 
 # The canonical spellings, in the order of the tables. The method registry holds the same names but needs torch to
 # load; tests/test_eval.py compares the two.
@@ -173,6 +174,8 @@ def _read_record(path: Path) -> dict[str, Any]:
         raise ValueError(f"the run record {path} cannot be read: {error}.") from error
     if not isinstance(record, dict):
         raise ValueError(f"the run record {path} must hold one JSON object.")
+    if "made_otherwise" in record:  # ours, so that all the rest must be there too
+        load_record(path)
     return record
 
 

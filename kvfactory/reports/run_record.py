@@ -45,7 +45,22 @@ def load_record(path: Path) -> dict[str, Any] | None:
     wrong = [k for k, kind in expected.items() if not isinstance(record, dict) or not isinstance(record.get(k), kind)]
     if wrong:
         raise ValueError(f"{path} is no run record: it lacks {', '.join(wrong)}; delete it and its results")
+    listed = record.get("made_otherwise", [])
+    if not isinstance(listed, list) or not all(map(_is_entry, listed)):
+        raise ValueError(
+            f"the run record {path} is broken (made_otherwise does not list rows with the settings, datasets and "
+            "segments that made them): delete it and its results"
+        )
     return record
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether `entry` is one of `made_otherwise`, as `list_rows` makes them."""
+    expected = {"settings": dict, "datasets": dict, "segments": list, "rows": dict}
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(k), kind) for k, kind in expected.items()):
+        return False
+    ids = [isinstance(ids, list) and all(isinstance(i, str) for i in ids) for ids in entry["rows"].values()]
+    return all(ids) and all(isinstance(entry["datasets"].get(name), dict) for name in entry["rows"])
 
 
 def save_record(path: Path, record: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvfactory.reports.eval_files import read_run
 from kvfactory.reports.files import FileInUse
 from kvfactory.reports.run import Run
 from kvfactory.reports.run_paths import RunPaths
@@ -153,6 +154,32 @@ def test_rows_of_a_deleted_file_are_forgotten_before_the_first_new_one(paths, fo
     delete(paths.results("trec"), "t0")
     run(paths, B, ["q0", "t0"], force=force)
     assert held(paths) == (B, []) and mixture(load_record(paths.meta)) is None
+
+
+ENTRY = {"settings": A, "datasets": {"qasper": {}}, "segments": [], "rows": {"qasper": ["q0"]}}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *("x", None, {}, 3, [{}], ["q0"], [ENTRY, None]),
+        *([ENTRY | {key: 1}] for key in ENTRY),
+        *([{k: v for k, v in ENTRY.items() if k != key}] for key in ENTRY),
+        *([ENTRY | {"rows": {"qasper": rows}}] for rows in ("q0", None, [7])),
+        *([ENTRY | {"datasets": datasets}] for datasets in ({}, {"qasper": 1})),
+    ],
+)
+def test_a_broken_list_is_one_sentence_to_runs_and_to_eval(paths, broken):
+    run(paths, A, ["q0"])
+    record = load_record(paths.meta)
+    paths.meta.write_text(json.dumps(record | {"made_otherwise": [ENTRY]}))
+    assert load_record(paths.meta)["made_otherwise"] == read_run(paths.folder, []).records["SnapKV"]["made_otherwise"]
+    paths.meta.write_text(json.dumps(record | {"made_otherwise": broken}))
+    before = paths.meta.read_bytes()
+    for reads in (lambda: run(paths, A, ["q1"]), lambda: run(paths, B, ["q1"]), lambda: read_run(paths.folder, [])):
+        with pytest.raises(ValueError, match=r"SnapKV.json is broken \(made_otherwise does not list") as error:
+            reads()
+        assert "\n" not in str(error.value) and paths.meta.read_bytes() == before
 
 
 def test_counters_go_on(paths):
