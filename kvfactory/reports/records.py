@@ -169,7 +169,8 @@ class ResultFile:
             if line.row["_id"] not in self._known:
                 raise ValueError(
                     f"{self.path} line {line.number} has _id {line.row['_id']!r}, which is not among this run's "
-                    f"{len(self.order)} examples: run on the same data, or start again with --overwrite"
+                    f"{len(self.order)} examples: run with the data, the --ids and the --max_num_examples of these "
+                    "results, or with more examples, or start again with --overwrite"
                 )
         chosen = effective_lines(lines)
         self.done = {i for i, line in chosen.items() if not line.failed}

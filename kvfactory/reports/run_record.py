@@ -127,19 +127,22 @@ class RunRecord:
     def _check(self, record: dict | None, settings: dict, datasets: dict, overwrite: bool, force: bool) -> list[str]:
         recorded = record["datasets"] if record else {}
         changed = list(differences(record["settings"], settings)) if record else []
+        select = "add them to --datasets" + (
+            " and examples of theirs to the file of --ids" if settings.get("ids") else ""
+        )
         if overwrite:
             left = [d for d in recorded if d not in datasets and self.paths.results(d).exists()]
             if changed and left:
                 raise ValueError(
                     f"--overwrite of {', '.join(datasets)} would leave results on {', '.join(left)} beside a record "
-                    f"that is not theirs ({'; '.join(changed)}): add them to --datasets, or choose another --run_name"
+                    f"that is not theirs ({'; '.join(changed)}): {select}, or choose another --run_name"
                 )
             return []
         others = [name for name in recorded if name not in datasets]
         if force and changed and others:
             raise ValueError(
                 f"--resume force would change the settings of {', '.join(others)} as well, which {self.paths.meta} "
-                f"has too ({'; '.join(changed)}): add them to --datasets, or choose another --run_name"
+                f"has too ({'; '.join(changed)}): {select}, or choose another --run_name"
             )
         for name, facts in datasets.items():
             if name in recorded:

@@ -236,3 +236,21 @@ def test_ruler_generates_no_more_than_the_listed_samples_need(needle, listed, tm
         with pytest.raises(ValueError, match=f"line 1: _id '{wrong}' is in none"):
             prepare(*cli.parse(needle(*flags, listed(wrong)), RulerSettings))
     assert run_ruler.main(needle(*flags, listed("7"), "--num_samples", 5)) == 2
+
+
+def test_a_list_that_leaves_out_what_is_recorded_is_named(run, listed):
+    flags = ("--method", "snapkv", "--run_name", "x")
+    assert run(*flags, "--ids", listed("hotpotqa-1\nhotpotqa-2\ntrec-1\n")) == 0
+    shorter = listed("hotpotqa-1\ntrec-1\n", "shorter.txt")
+    with pytest.raises(
+        ValueError, match="_id 'hotpotqa-2', .* run with the data, the --ids and the --max_num_examples"
+    ):
+        run(*flags, "--ids", shorter)
+    one = listed("hotpotqa-1\nhotpotqa-2\n", "one.txt")
+    for force in (("--overwrite",), ("--resume", "force")):
+        with pytest.raises(
+            ValueError, match="trec .*: add them to --datasets and examples of theirs to the file of --ids"
+        ):
+            run(*flags, "--ids", one, *force)
+        with pytest.raises(ValueError, match="trec .*: add them to --datasets, or choose another --run_name"):
+            run(*flags, "--datasets", "hotpotqa", *force)
