@@ -44,6 +44,15 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
+def shown(value: Any) -> str:
+    """A typed value for a message: its repr, of a long one the beginning and the length."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no int of more than 4,300 digits
+        return f"(a {type(value).__name__} of too many digits)"
+    return text if len(text) <= 200 else f"{text[:60]}... ({len(text)} characters)"
+
+
 def setting(
     factory: Any,
     help: str,
@@ -102,20 +111,23 @@ def parse_switch(text: str) -> bool:
         return True
     if lowered in ("off", "false", "no", "0"):
         return False
-    raise ValueError(f"{text!r} is not on or off")
+    raise ValueError(f"{shown(text)} is not on or off")
 
 
 def whole_number(text: str) -> int:
     """ "-12" -> -12; ValueError for anything but ASCII digits behind an optional sign, which Python's int is not."""
     if not re.fullmatch(r"[+-]?[0-9]+", text.strip()):
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(text)
+        raise ValueError(f"{shown(text)} is not a whole number")
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{shown(text)} has more digits than Python reads") from None
 
 
 def number(text: str) -> float:
     """ "0.5", "2e-3" or "inf" -> float; ValueError for anything else, "nan" and "1_0.5" among it."""
     if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf", text.strip().lower()):
-        raise ValueError(f"{text!r} is not a number")
+        raise ValueError(f"{shown(text)} is not a number")
     return float(text)
 
 
@@ -153,9 +165,9 @@ def coerce(cls: type, name: str, value: Any) -> Any:
         else:
             value = str(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"--{name} {value!r} is not {_describe(kind)}") from None
+        raise ValueError(f"--{name} {shown(value)} is not {_describe(kind)}") from None
     if choices and value not in choices:
-        raise ValueError(f"--{name} {value!r} is not one of {', '.join(choices)}")
+        raise ValueError(f"--{name} {shown(value)} is not one of {', '.join(choices)}")
     return value
 
 
@@ -180,7 +192,7 @@ def resolve_settings(method: str, cls: type, preset: str, given: dict[str, Any])
         ValueError: a setting the method does not read, a wrong type or choice, an unknown preset.
     """
     if preset not in PRESETS:
-        raise ValueError(f"--preset {preset!r} is not one of {', '.join(PRESETS)}")
+        raise ValueError(f"--preset {shown(preset)} is not one of {', '.join(PRESETS)}")
     known = {f.name: f for f in fields(cls)}
     for name in given:
         if name not in known:
@@ -206,4 +218,4 @@ def as_dict(settings: MethodSettings) -> dict[str, Any]:
 def check_seed(seed: int) -> None:
     """Raises ValueError for a seed that is not a whole number from 0 to 2**32 - 1, the range that NumPy takes too."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"--seed {seed!r} is not a whole number from 0 to {2**32 - 1}")
+        raise ValueError(f"--seed {shown(seed)} is not a whole number from 0 to {2**32 - 1}")

@@ -10,6 +10,7 @@ from kvfactory.settings import (
     Cell,
     MethodSettings,
     as_dict,
+    check_seed,
     coerce,
     format_value,
     number,
@@ -18,6 +19,7 @@ from kvfactory.settings import (
     recalled_values,
     resolve_settings,
     setting,
+    shown,
     whole_number,
 )
 
@@ -133,6 +135,47 @@ def test_numbers(text, value):
 def test_what_is_no_number(text):
     with pytest.raises(ValueError, match="is not a number"):
         number(text)
+
+
+LONG = "9" * 5000
+HUGE = 10**5000  # more digits than Python writes out
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(dict(width=value) for value in (LONG, LONG + "x", HUGE)),
+        *(dict(layers=value) for value in (LONG, "0," + LONG, [HUGE, 0.5])),
+        *({name: LONG + "x"} for name in ("share", "switch", "word")),
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_long_values_are_cut_in_messages(given):
+    (name,) = given
+    with pytest.raises(ValueError, match=f"^--{name} .* is not ") as error:
+        resolve(**given)
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "read, value, says",
+    [
+        (whole_number, LONG, r"'9+\.\.\. \(5002 characters\) has more digits than Python reads"),
+        *((read, LONG + "x", "is not a") for read in (whole_number, number)),
+        (parse_switch, LONG, "is not on or off"),
+        *((check_seed, seed, "--seed .* is not a whole number from 0") for seed in (HUGE, 10**4000)),
+    ],
+    ids=lambda value: getattr(value, "__name__", "-"),
+)
+def test_readers_cut_what_they_echo(read, value, says):
+    with pytest.raises(ValueError, match=says) as error:
+        read(value)
+    assert len(str(error.value)) < 200
+
+
+def test_what_is_shown_whole_and_what_is_cut():
+    assert shown("a" * 198) == repr("a" * 198) and shown([1, None]) == "[1, None]"
+    assert shown("b" * 199) == "'" + "b" * 59 + "... (201 characters)"
 
 
 def test_lists_of_numbers():

@@ -8,6 +8,8 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvfactory.settings import shown
+
 
 @dataclass(frozen=True)
 class IdList:
@@ -31,7 +33,7 @@ class IdList:
         if missing:
             more = f" (nor are {len(missing) - 1} further ones of the file)" if missing[1:] else ""
             raise ValueError(
-                f"--ids {self.path}, line {self.lines[missing[0]]}: _id {missing[0]!r} is in none of the selected "
+                f"--ids {self.path}, line {self.lines[missing[0]]}: _id {shown(missing[0])} is in none of the selected "
                 f"datasets ({', '.join(datasets)}){more}: correct the file, or select its dataset"
             )
 
@@ -54,7 +56,7 @@ def read_ids(path: str | Path) -> IdList:
     for number, line in enumerate(content.split("\n"), start=1):
         name = line.strip()
         if name and lines.setdefault(name, number) != number:
-            raise ValueError(f"--ids {path}, line {number}: _id {name!r} stands on line {lines[name]} already")
+            raise ValueError(f"--ids {path}, line {number}: _id {shown(name)} stands on line {lines[name]} already")
     if not lines:
         raise ValueError(f"--ids {path} is empty: give at least one _id, one a line")
     return IdList(path, lines)

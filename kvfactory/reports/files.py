@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from kvfactory.settings import shown
+
 
 class FileInUse(ValueError):
     """Another process owns the file; the message names the file and that process."""
@@ -164,5 +166,5 @@ def check_file_name(name: str, what: str) -> str:
     elif len(name.encode("utf-8")) > 200:
         reason = "it is longer than 200 bytes"
     if reason:
-        raise ValueError(f"{what} {name!r} cannot be a file name: {reason}")
+        raise ValueError(f"{what} {shown(name)} cannot be a file name: {reason}")
     return name

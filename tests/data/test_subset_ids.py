@@ -33,3 +33,13 @@ def test_one_id_that_is_missing_has_no_further_ones(home):
         ids.check_found({"a", "c"}, ["trec", "lsht"])
     told = f"--ids {home / 'ids'}, line 3: _id 'b' is in none of the selected datasets (trec, lsht): correct the file"
     assert str(error.value).startswith(told)
+
+
+def test_long_ids_are_cut_in_messages(home):
+    (home / "ids").write_text("a\n" + "b" * 9000)
+    with pytest.raises(ValueError, match=r"line 2: _id 'b+\.\.\. \(9002 characters\) is in none") as error:
+        read_ids(home / "ids").check_found({"a"}, ["trec"])
+    (home / "ids").write_text("b" * 9000 + "\na\n" + "b" * 9000)
+    with pytest.raises(ValueError, match=r"line 3: _id 'b+\.\.\. .* on line 1 already") as again:
+        read_ids(home / "ids")
+    assert len(str(error.value)) < 400 > len(str(again.value))

@@ -175,5 +175,11 @@ def test_check_file_name_refuses(name):
         check_file_name(name, "budget")
 
 
+def test_a_long_file_name_is_cut_in_the_message():
+    with pytest.raises(ValueError, match="budget '9.*longer than 200 bytes") as error:
+        check_file_name("9" * 4000, "budget")
+    assert len(str(error.value)) < 200
+
+
 def test_check_file_name_accepts():
     assert check_file_name("SnapKV+kv_head+r0.2 漢", "label") == "SnapKV+kv_head+r0.2 漢"
