@@ -94,7 +94,7 @@ class RaggedKept:
     Segments lie back to back, one per (row, stored head), row-major.
 
     Attributes:
-        indices: (N,) int64 kept positions, ascending inside a segment; entries behind the last segment are any positions.
+        indices: (N,) int64 kept positions, ascending inside a segment; behind the last segment any positions.
         lengths: (B * Hs,) int64 tokens per segment, on the host or the device, wherever the method knows them.
         keys, values: (N, D) replacements for the gathered rows, where a method changes them.
     """
