@@ -28,12 +28,12 @@ class HubDataset:
 
     Attributes:
         given: the flag's value, for messages.
-        id: hub id, or the name of a local folder.
+        id: hub id; None for a local folder, whose records are known by their hash wherever they lie.
         revision: the hub's commit, None for a local folder.
     """
 
     given: str
-    id: str
+    id: str | None
     revision: str | None
     folder: Path
 
@@ -46,7 +46,7 @@ def open_hub_dataset(given: str) -> HubDataset:
     """
     path = Path(os.path.expanduser(given))
     if path.is_dir():
-        return _without_script(HubDataset(given, path.resolve().name, None, path.resolve()))
+        return _without_script(HubDataset(given, None, None, path.resolve()))
     name, _, revision = given.partition("@")
     if path.exists() or given[0] in "./~" or name.count("/") > 1:
         what = "is a file" if path.exists() else "does not exist"
@@ -69,7 +69,7 @@ def open_hub_dataset(given: str) -> HubDataset:
 
 
 def _without_script(source: HubDataset) -> HubDataset:
-    script = f"{source.id.rpartition('/')[2]}.py"
+    script = f"{(source.id or source.folder.name).rpartition('/')[2]}.py"
     if (source.folder / script).is_file():
         raise ValueError(
             f"--hf_dataset {source.given} holds the loading script {script}, and none is run: give a copy that holds "

@@ -72,7 +72,7 @@ def test_records_are_those_that_were_written(tmp_path):
     none = records_of("hotpotqa_e")
     folder = write_folder(tmp_path / "mine", {"trec": classes, "hotpotqa_e": none})
     assert read(folder) == classes and read(folder, "hotpotqa_e") == none
-    assert open_hub_dataset(str(folder)) == HubDataset(str(folder), "mine", None, folder)
+    assert open_hub_dataset(str(folder)) == HubDataset(str(folder), None, None, folder)
     assert not list(tmp_path.rglob("*.arrow"))  # nothing is converted into a cache
 
 
@@ -339,6 +339,22 @@ def test_other_flags_take_from_its_records(argv, tmp_path):
     assert run_longbench.main(typed(argv | more)) == 0
     (found,) = {tuple(row["_id"] for rows_ in rows(tmp_path / "out").values() for row in rows_)}
     assert found == ("hotpotqa-1", "trec-0")
+
+
+def test_a_folder_under_another_name_goes_on_and_other_records_do_not(argv, tmp_path, capsys):
+    sets = {name: records_of(name) for name in ("hotpotqa", "trec")}
+    folder = write_folder(tmp_path / "mine", sets)
+    assert run_longbench.main(typed(argv | {"hf_dataset": folder, "max_num_examples": 1})) == 0
+    moved = folder.rename(tmp_path / "moved")
+    assert run_longbench.main(typed(argv | {"hf_dataset": moved, "max_num_examples": 2})) == 0
+    (meta,) = (tmp_path / "out").rglob("meta/*.json")
+    found = json.loads(meta.read_text())["datasets"]
+    assert {name: facts["sha256"] for name, facts in found.items()} == {n: content_sha256(r) for n, r in sets.items()}
+    other = write_folder(tmp_path / "mine", sets | {"trec": records_of("trec", 4)})
+    capsys.readouterr()
+    assert run_longbench.main(typed(argv | {"hf_dataset": other})) == 2
+    error = capsys.readouterr().err
+    assert "trec.sha256" in error and "hotpotqa." not in error
 
 
 def test_refusals_come_before_the_model(argv, tmp_path, capsys, monkeypatch):
