@@ -178,7 +178,11 @@ def test_no_waiting_shard_outlives_a_call_that_does_not_run(
         happens()
 
     before_preparing(monkeypatch, wait)
-    assert run_longbench.main(typed(argv | {"num_shards": 2} | changes)) == code
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        assert run_longbench.main(typed(argv | {"num_shards": 2} | changes)) == code
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err.count("\n") == (code == 2)
     for process in two_gpus():
         with pytest.raises(ProcessLookupError):
