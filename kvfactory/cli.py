@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from kvfactory.methods import METHODS
 from kvfactory.run_settings import GROUPS, KINDS, RunSettings
-from kvfactory.settings import field_type, format_value, whole_number
+from kvfactory.settings import field_type, format_value, shown, whole_number
 from kvfactory.suites.longbench import LongBenchSettings
 
 METHOD_PREFIX = "method_setting_"
@@ -69,7 +69,7 @@ def _reader(read: Callable[[str], Any], name: str) -> Callable[[str], Any]:
         try:
             return read(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {KINDS.get(read, 'accepted')}") from None
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not {KINDS.get(read, 'accepted')}") from None
 
     convert.__name__ = name
     return convert

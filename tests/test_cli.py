@@ -175,6 +175,7 @@ def test_what_is_missing_is_named():
         (["stray"], "unknown argument stray"),
         (["--seed", "x"], "argument --seed: 'x' is not a whole number"),
         (["--seed", "5_1"], "argument --seed: '5_1' is not a whole number"),
+        (["--seed", "x" * 5000], "xxx... (5002 characters) is not a whole number"),
         (["--max_num_examples", "٣"], "argument --max_num_examples: '٣' is not a whole number"),
         (["--max_capacity_prompts", "128,5_1"], "'128,5_1' is not a whole number, or several"),
         (["--max_capacity_prompts_ratio", "0_1.5"], "'0_1.5' is not a number, or several"),
