@@ -106,7 +106,16 @@ def test_the_path_follows_device_measurement_and_variable(monkeypatch):
     with pytest.raises(ValueError, match="KVFACTORY_KERNELS=triton cannot be followed: triton is not installed"):
         dispatch.why_torch("cuda")
     monkeypatch.delenv(dispatch.VARIABLE)
+    on_gpu(monkeypatch, "NVIDIA H200")
+    monkeypatch.setattr(dispatch, "find_spec", lambda package: None)
     assert dispatch.why_torch("cuda") == "triton is not installed"
+
+
+def test_packages_are_not_searched_where_no_kernel_runs(monkeypatch):
+    """Every layer asks at every step of the loop, and a search goes through the folders of sys.path."""
+    on_gpu(monkeypatch, "NVIDIA L4")
+    monkeypatch.setattr(dispatch, "find_spec", lambda package: pytest.fail("searched"))
+    assert not dispatch.use_triton("cpu") and not dispatch.use_triton("cuda")
 
 
 @pytest.mark.parametrize("value, said", [("fast", "neither torch nor triton"), ("triton", "need CUDA")])

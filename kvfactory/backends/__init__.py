@@ -67,7 +67,7 @@ class Backend:
 
     name: str
     attend: Attend
-    segments_for: Callable[[torch.Tensor], AttendSegments | None] = lambda q: None
+    segments_for: Callable[[torch.Tensor], AttendSegments | None]
     attend_with_lse: AttendWithLse | None = None
 
     def __call__(
@@ -103,6 +103,7 @@ def get_backend(name: str) -> Backend:
         from kvfactory.backends.sdpa import segments_for
 
         attend, segments, attend_with_lse = make_backend(name)
-        # The package's kernels are three to eight times slower at one token (benchmarks/RESULTS.md).
+        # The varlen call needs the longest length, for which the host waits; at one row, FlashAttention 3's dense call
+        # takes three to eight times as long as our kernel (benchmarks/RESULTS.md).
         return Backend(name, attend, lambda q: segments_for(q) or segments, attend_with_lse)
     raise ValueError(f"--attn_implementation {name!r} is not one of eager, sdpa, flash_attention_2, flash_attention_3")

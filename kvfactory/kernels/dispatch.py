@@ -31,24 +31,19 @@ def why_torch(device: torch.device | str) -> str | None:
     if wish == "torch":
         return f"{VARIABLE}=torch"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if find_spec("triton") is None:
-        obstacle = "triton is not installed"
-    elif device.type != "cuda" and not (interpreted and device.type == "cpu"):
+    obstacle = None
+    # Cheap questions first: layers ask anew at each prompt, and in the loop at each step.
+    if device.type != "cuda" and not (interpreted and device.type == "cpu"):
         obstacle = f"Triton kernels need CUDA, the device is {device.type}"
-    else:
-        obstacle = None
-    if wish == "triton":
-        if obstacle:
-            raise ValueError(f"{VARIABLE}=triton cannot be followed: {obstacle}")
-        return None
-    if obstacle:
-        return obstacle
-    if device.type == "cpu":
-        return "Triton's interpreter is for tests of the kernels"
-    name = torch.cuda.get_device_name(device)
-    if not name.startswith(MEASURED):
-        return f"the kernels have not been measured on {name} ({VARIABLE}=triton runs them all the same)"
-    return None
+    elif not wish and device.type == "cpu":
+        obstacle = "Triton's interpreter is for tests of the kernels"
+    elif not wish and not (name := torch.cuda.get_device_name(device)).startswith(MEASURED):
+        obstacle = f"the kernels have not been measured on {name} ({VARIABLE}=triton runs them all the same)"
+    elif find_spec("triton") is None:
+        obstacle = "triton is not installed"
+    if wish and obstacle:
+        raise ValueError(f"{VARIABLE}=triton cannot be followed: {obstacle}")
+    return obstacle
 
 
 def use_triton(device: torch.device | str) -> bool:
