@@ -298,9 +298,7 @@ class RunSettings(ABC):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} {value} must be at least 1")
-        for name in ("save_dir", "run_name", "ids"):
-            if getattr(self, name) is not None and not getattr(self, name).strip():
-                raise ValueError(f"--{name} is empty: give a name, or leave it out")
+        self.refuse_empty("save_dir", "run_name", "ids")
         check_seed(self.seed)
         self.budgets()
         method = tuple(dict.fromkeys(methods.canonical(name) for name in self.method))
@@ -326,6 +324,13 @@ class RunSettings(ABC):
     def method_defaults(self, method: str, budget: Budget) -> dict[str, str]:
         """Values that a benchmark gives to settings of `method` which were not given; none unless it says so."""
         return {}
+
+    def refuse_empty(self, *names: str) -> None:
+        """ValueError for an empty name or path, as an unset shell variable gives; a path would be the current one."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not value.strip():
+                raise ValueError(f"--{name} is empty: give a value, or leave the flag out")
 
     @abstractmethod
     def suite(self) -> Suite:

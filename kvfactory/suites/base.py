@@ -41,13 +41,6 @@ class Dataset:
     facts: dict[str, Any]
 
 
-def refuse_empty_paths(settings: RunSettings, names: tuple[str, ...]) -> None:
-    """ValueError naming the flag of an empty path, as an unset shell variable gives; it would be the current folder."""
-    for name in names:
-        if getattr(settings, name) == "":
-            raise ValueError(f"--{name} is empty: give a path, or leave the flag out")
-
-
 class Suite(ABC):
     """One benchmark under the settings of one call.
 

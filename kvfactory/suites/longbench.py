@@ -18,7 +18,7 @@ from kvfactory.loading import Checkpoint
 from kvfactory.metrics import score_example
 from kvfactory.run_settings import RunSettings, flag, words
 from kvfactory.settings import whole_number
-from kvfactory.suites.base import Dataset, Suite, refuse_empty_paths
+from kvfactory.suites.base import Dataset, Suite
 
 assert not set(TASKS) & set(LONGBENCH_E)
 
@@ -81,7 +81,7 @@ class LongBenchSettings(RunSettings):
 
     def checked(self, methods: Any) -> LongBenchSettings:
         """See `RunSettings.checked`."""
-        refuse_empty_paths(self, ("data_dir", "hf_dataset"))
+        self.refuse_empty("data_dir", "hf_dataset")
         if self.data_dir is not None and self.hf_dataset is not None:
             raise ValueError(
                 f"--data_dir {self.data_dir} and --hf_dataset {self.hf_dataset} both give the records: leave one out"

@@ -22,7 +22,7 @@ from kvfactory.registry import unknown_name
 from kvfactory.reports.records import ResultFile
 from kvfactory.run_settings import RunSettings, flag, same_flag, words
 from kvfactory.settings import whole_number
-from kvfactory.suites.base import Dataset, Suite, refuse_empty_paths
+from kvfactory.suites.base import Dataset, Suite
 
 if TYPE_CHECKING:
     from kvfactory.preparation import Job
@@ -82,7 +82,7 @@ class NeedleSettings(RunSettings):
 
     def checked(self, methods: Any) -> NeedleSettings:
         """See `RunSettings.checked`; `full` is accepted for FullKV, as in the original."""
-        refuse_empty_paths(self, ("needle_file", "haystack_dir"))
+        self.refuse_empty("needle_file", "haystack_dir")
         self.axes()
         names = ["fullkv" if name.lower() == "full" else name for name in self.method]
         renamed = dataclasses.replace(self, method=tuple(names), needle=self._needle_names())

@@ -30,7 +30,7 @@ from kvfactory.ruler.tasks import RULER_TASKS, canonical_ruler_tasks, get_ruler_
 from kvfactory.ruler.texts import Sources
 from kvfactory.run_settings import RunSettings, flag, whole_numbers, words
 from kvfactory.settings import whole_number
-from kvfactory.suites.base import Dataset, Suite, refuse_empty_paths
+from kvfactory.suites.base import Dataset, Suite
 
 PROTOCOLS = ("official", "anchor")
 ANCHOR_NEW_TOKENS = 64
@@ -92,7 +92,7 @@ class RulerSettings(RunSettings):
 
     def checked(self, methods: Any) -> RulerSettings:
         """See `RunSettings.checked`."""
-        refuse_empty_paths(self, ("data_dir", "essays_dir", "squad", "hotpot"))
+        self.refuse_empty("data_dir", "essays_dir", "squad", "hotpot")
         for length in self.lengths:
             if length < 1:
                 raise ValueError(f"--lengths {length} must be at least 1 token")

@@ -6,13 +6,12 @@ import io
 import json
 import subprocess
 import sys
-import threading
 import time
 import zipfile
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from local_http import serve
 
 from kvfactory.data import download as module
 from kvfactory.data.__main__ import main
@@ -55,35 +54,23 @@ class Server:
         self.requests: list[str] = []
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def reply(self, send_body: bool):
-                outer.requests.append(self.path)
-                body = outer.files.get(self.path)
-                self.send_response(404 if body is None else 200)
-                body = body or b""
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("ETag", '"abc"')
-                self.send_header("X-Repo-Commit", "0" * 40)
-                self.end_headers()
-                if send_body:
-                    short = self.path in outer.cut | outer.stall
-                    self.wfile.write(body[: len(body) // 2] if short else body)
-                    self.wfile.flush()
-                    while self.path in outer.stall:
-                        time.sleep(0.02)
+        def reply(request, send_body: bool):
+            outer.requests.append(request.path)
+            body = outer.files.get(request.path)
+            request.send_response(404 if body is None else 200)
+            body = body or b""
+            request.send_header("Content-Length", str(len(body)))
+            request.send_header("ETag", '"abc"')
+            request.send_header("X-Repo-Commit", "0" * 40)
+            request.end_headers()
+            if send_body:
+                short = request.path in outer.cut | outer.stall
+                request.wfile.write(body[: len(body) // 2] if short else body)
+                request.wfile.flush()
+                while request.path in outer.stall:
+                    time.sleep(0.02)
 
-            def do_GET(self):
-                self.reply(True)
-
-            def do_HEAD(self):
-                self.reply(False)
-
-            def log_message(self, *args):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+        self.http, self.url = serve(reply)
 
     def close(self):
         self.stall.clear()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import huggingface_hub
@@ -14,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from calls import refused_early, rows, typed
+from local_http import serve
 from tiny_checkpoint import make_record, save_checkpoint, write_dataset
 
 import run_longbench
@@ -209,41 +208,29 @@ class Hub:
         self.asked: list[str] = []
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def reply(self, send_body: bool):
-                outer.asked.append(self.path)
-                path = self.path.partition("?")[0]
-                files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
-                body, at = None, f"/datasets/org/LB/resolve/{COMMIT}/"
-                if path in (f"/api/datasets/org/LB/revision/{r}" for r in ("main", COMMIT, "v1")):
-                    listed = {"id": "org/LB", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
-                    body = json.dumps(listed).encode()
-                elif path.startswith(f"/api/datasets/org/LB/tree/{COMMIT}"):
-                    tree = [{"type": "file", "path": n, "oid": "0", "size": p.stat().st_size} for n, p in files.items()]
-                    body = json.dumps(tree).encode()
-                elif path.removeprefix(at) in files:
-                    body = files[path.removeprefix(at)].read_bytes()
-                self.send_response(404 if body is None else 200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body or b"")))
-                self.send_header("ETag", f'"{hashlib.sha1(path.encode()).hexdigest()}"')
-                self.send_header("X-Repo-Commit", COMMIT)
-                self.end_headers()
-                if send_body:
-                    self.wfile.write(body or b"")
+        def reply(request, send_body: bool):
+            outer.asked.append(request.path)
+            path = request.path.partition("?")[0]
+            files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
+            body, at = None, f"/datasets/org/LB/resolve/{COMMIT}/"
+            if path in (f"/api/datasets/org/LB/revision/{r}" for r in ("main", COMMIT, "v1")):
+                listed = {"id": "org/LB", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+                body = json.dumps(listed).encode()
+            elif path.startswith(f"/api/datasets/org/LB/tree/{COMMIT}"):
+                tree = [{"type": "file", "path": n, "oid": "0", "size": p.stat().st_size} for n, p in files.items()]
+                body = json.dumps(tree).encode()
+            elif path.removeprefix(at) in files:
+                body = files[path.removeprefix(at)].read_bytes()
+            request.send_response(404 if body is None else 200)
+            request.send_header("Content-Type", "application/json")
+            request.send_header("Content-Length", str(len(body or b"")))
+            request.send_header("ETag", f'"{hashlib.sha1(path.encode()).hexdigest()}"')
+            request.send_header("X-Repo-Commit", COMMIT)
+            request.end_headers()
+            if send_body:
+                request.wfile.write(body or b"")
 
-            def do_GET(self):
-                self.reply(True)
-
-            def do_HEAD(self):
-                self.reply(False)
-
-            def log_message(self, *args):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+        self.http, self.url = serve(reply)
 
 
 @pytest.fixture
