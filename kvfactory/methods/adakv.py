@@ -10,7 +10,14 @@ from kvfactory.methods import register
 from kvfactory.methods.base import PromptContext, RaggedKept
 from kvfactory.methods.pyramidkv import PyramidKV
 from kvfactory.methods.snapkv import WindowSelector, WindowSettings
-from kvfactory.ops.adaptive import as_fraction, flat_ranking_counts, mix_with_uniform, ragged_positions, window_means
+from kvfactory.ops.adaptive import (
+    as_fraction,
+    flat_ranking_counts,
+    mix_with_uniform,
+    ragged_positions,
+    rank_tokens,
+    window_means,
+)
 from kvfactory.ops.budget import pyramid_schedule
 from kvfactory.ops.scores import pool_scores
 from kvfactory.settings import Cell, setting
@@ -118,20 +125,20 @@ class AdaKV(WindowSelector):
         if kept >= ctx.prompt_len:
             return None
         window = self.window(ctx)
-        scores = self.scores(q, k, v, ctx)
-        counts = self.counts(scores, kept - window)
+        ranking = rank_tokens(self.scores(q, k, v, ctx))
+        counts = self.counts(ranking.scores, kept - window)
         # On a device the host does not wait for the exact number; what is too much lies behind the last segment.
-        most = k.shape[0] * self.declared_bounds(ctx)[1] if scores.is_cuda else None
-        return RaggedKept(*ragged_positions(scores, counts, ctx.prompt_len, window, size=most))
+        most = k.shape[0] * self.declared_bounds(ctx)[1] if k.is_cuda else None
+        return RaggedKept(*ragged_positions(ranking.order, counts, window, size=most))
 
-    def counts(self, scores: torch.Tensor, base: int) -> torch.Tensor:
-        """(B, Hs) past tokens of every head from pooled scores (B, Hs, P), `base` on the mean of the heads."""
+    def counts(self, ranked: torch.Tensor, base: int) -> torch.Tensor:
+        """(B, Hs) past tokens of every head from its descending scores (B, Hs, P), `base` on the mean of the heads."""
         s = self.settings
         if s.adakv_safeguard == "mix":
-            adaptive = flat_ranking_counts(scores, base, normalize=s.normalize)
+            adaptive = flat_ranking_counts(ranked, base, normalize=s.normalize)
             return mix_with_uniform(adaptive, base, s.floor, s.adakv_rounding)
         protected = int(base * s.floor) if s.adakv_rounding == "round" else int(base * as_fraction(s.floor))
-        return flat_ranking_counts(scores, base, normalize=s.normalize, protected=protected)
+        return flat_ranking_counts(ranked, base, normalize=s.normalize, protected=protected)
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:
         s = self.settings

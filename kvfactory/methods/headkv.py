@@ -13,7 +13,7 @@ from kvfactory.capability import Capability
 from kvfactory.methods import register
 from kvfactory.methods.base import LayerShape, PromptContext, RaggedKept
 from kvfactory.methods.snapkv import WindowSelector, WindowSettings
-from kvfactory.ops.adaptive import ragged_positions, window_means
+from kvfactory.ops.adaptive import ragged_positions, rank_tokens, window_means
 from kvfactory.ops.budget import head_demand, per_kv_head, water_fill
 from kvfactory.ops.head_scores import UNIFORM, HeadScores, check_scores_fit, load_head_scores, uniform_scores
 from kvfactory.ops.scores import pool_scores
@@ -184,11 +184,11 @@ class HeadKV(WindowSelector):
         self.check_room(ctx)
         if self.keeps_all(ctx):
             return None
-        scores = self.scores(q, k, v, ctx)
+        order = rank_tokens(self.scores(q, k, v, ctx)).order
         counts = torch.from_numpy(self.past_counts(ctx)).repeat(k.shape[0], 1)
         lengths = counts.flatten() + self.window(ctx)
-        on_device = to_device(counts, scores.device)
-        indices, _ = ragged_positions(scores, on_device, ctx.prompt_len, self.window(ctx), size=int(lengths.sum()))
+        on_device = to_device(counts, order.device)
+        indices, _ = ragged_positions(order, on_device, self.window(ctx), size=int(lengths.sum()))
         return RaggedKept(indices, lengths)
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: PromptContext) -> torch.Tensor:

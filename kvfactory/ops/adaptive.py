@@ -6,11 +6,11 @@ Scores are (B, Hs, P): batch rows, stored heads, past tokens (prompt tokens befo
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import NamedTuple
 
 import torch
 
 from kvfactory.ops.scores import attention_rows, window_scores
-from kvfactory.ops.select import rank_keys, top_positions
 
 
 def window_means(
@@ -28,20 +28,40 @@ def window_means(
     return rows[..., : S - window].mean(dim=2)
 
 
-def retained_mass(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """(B, Hs, 1): the share of each head's total score that its `count` best tokens hold; 0 where the total is 0."""
-    best = scores.float().topk(count, dim=-1).values.sum(dim=-1, keepdim=True)
-    total = scores.float().sum(dim=-1, keepdim=True)
+class Ranking(NamedTuple):
+    """A head's tokens from the best score to the worst, equal scores by position.
+
+    Attributes:
+        scores: (B, Hs, P) float32, descending along the last dim; order: (B, Hs, P) int64 positions of those scores.
+    """
+
+    scores: torch.Tensor
+    order: torch.Tensor
+
+
+def rank_tokens(scores: torch.Tensor) -> Ranking:
+    """Sorts (B, Hs, P) scores of any float dtype, no NaN, once for all that is asked of them below."""
+    return Ranking(*scores.float().sort(dim=-1, descending=True, stable=True))
+
+
+def retained_mass(ranked: torch.Tensor, count: int) -> torch.Tensor:
+    """(B, Hs, 1): the share of each head's total score that its `count` best tokens hold; 0 where the total is 0.
+
+    Args:
+        ranked: (B, Hs, P), descending.
+    """
+    best = ranked[..., :count].sum(dim=-1, keepdim=True)
+    total = ranked.sum(dim=-1, keepdim=True)
     return best / total.clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def flat_ranking_counts(
-    scores: torch.Tensor, base: int, *, normalize: bool = False, protected: int = 0
+    ranked: torch.Tensor, base: int, *, normalize: bool = False, protected: int = 0
 ) -> torch.Tensor:
     """How many of each head's tokens are among the Hs * base best of all heads together; ties go to the lower head.
 
     Args:
-        scores: float, not negative, no NaN.
+        ranked: (B, Hs, P) scores, descending in each head, float32, not negative.
         base: past tokens per head on the mean of the heads, at most P.
         normalize: weigh each head's scores by the mass its `base` best tokens hold, which demotes diffuse heads.
         protected: so many best tokens of every head come first, whatever their score.
@@ -49,15 +69,16 @@ def flat_ranking_counts(
     Returns:
         (B, Hs) int64 on the scores' device; every row sums to Hs * base.
     """
-    B, Hs, P = scores.shape
-    weighed = scores.float() * retained_mass(scores, base) if normalize else scores.float()
-    if protected:
-        best = top_positions(scores, protected)
-        weighed = weighed.scatter(-1, best, torch.inf)
-    # The position inside a head does not change a count, so the flat position is the whole tie rule.
-    chosen = rank_keys(weighed.reshape(B, Hs * P)).topk(Hs * base, dim=-1, sorted=False).indices
-    counts = torch.zeros(B, Hs, dtype=torch.int64, device=scores.device)
-    return counts.scatter_add_(1, chosen // P, torch.ones_like(chosen))
+    B, Hs, P = ranked.shape
+    if base == 0:
+        return torch.zeros(B, Hs, dtype=torch.int64, device=ranked.device)
+    weighed = ranked * retained_mass(ranked, base) if normalize else ranked.clone()
+    weighed[..., :protected] = torch.inf
+    least = weighed.view(B, Hs * P).topk(Hs * base, dim=-1, sorted=False).values.amin(dim=-1).view(B, 1, 1)
+    above, tied = (weighed > least).sum(dim=-1), (weighed == least).sum(dim=-1)
+    missing = Hs * base - above.sum(dim=-1, keepdim=True)
+    lower = tied.cumsum(dim=-1) - tied  # tokens of lower heads that tie, which go first
+    return above + torch.minimum((missing - lower).clamp_min(0), tied)
 
 
 def mix_with_uniform(adaptive: torch.Tensor, base: int, floor: float, rounding: str = "round") -> torch.Tensor:
@@ -90,30 +111,29 @@ def as_fraction(share: float) -> Fraction:
 
 
 def ragged_positions(
-    scores: torch.Tensor, counts: torch.Tensor, prompt_len: int, window: int, size: int | None = None
+    order: torch.Tensor, counts: torch.Tensor, window: int, size: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `counts` best tokens of every head, then the window; ties go to the lower position.
+    """The first `counts` positions in the order of every head, then the window.
 
     Args:
-        scores: (B, Hs, P) float with P = prompt_len - window, no NaN.
-        counts: (B, Hs) int64 on the scores' device, 0 to P.
+        order: (B, Hs, P) int64, each head a permutation of the P positions in front of the window.
+        counts: (B, Hs) int64 on the same device, 0 to P.
         size: a number of positions that is enough; the exact one when not given, for which the host waits.
 
     Returns:
         (size,) int64 positions, segments (row, head) back to back and ascending inside, zeros behind the last one; and
-        (B * Hs,) int64 segment lengths; both on the scores' device.
+        (B * Hs,) int64 segment lengths; both on the same device.
     """
-    B, Hs, P = scores.shape
-    device = scores.device
+    B, Hs, P = order.shape
+    device, S = order.device, P + window
     lengths = counts.flatten() + window
     if size is None:
         size = int(lengths.sum())
-    order = scores.float().sort(dim=-1, descending=True, stable=True).indices
     best = torch.arange(P, device=device) < counts.unsqueeze(-1)  # by rank
-    chosen = torch.ones(B, Hs, prompt_len, dtype=torch.bool, device=device)
+    chosen = torch.ones(B, Hs, S, dtype=torch.bool, device=device)
     chosen[..., :P].scatter_(-1, order, best)
-    starts = (lengths.cumsum(0) - lengths).view(B, Hs, 1)
-    slots = torch.where(chosen, starts + chosen.cumsum(-1) - 1, size)  # what is not chosen goes behind the end
-    positions = torch.arange(prompt_len, device=device).expand(B, Hs, prompt_len)
+    chosen = chosen.flatten()
+    slots = torch.where(chosen, chosen.cumsum(0) - 1, size)  # what is not chosen goes behind the end
+    positions = torch.arange(S, device=device).repeat(B * Hs)
     indices = torch.zeros(size + 1, dtype=torch.int64, device=device)
-    return indices.scatter_(0, slots.flatten(), positions.flatten())[:size], lengths
+    return indices.scatter_(0, slots, positions)[:size], lengths

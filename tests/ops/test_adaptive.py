@@ -9,6 +9,7 @@ from kvfactory.ops.adaptive import (
     flat_ranking_counts,
     mix_with_uniform,
     ragged_positions,
+    rank_tokens,
     retained_mass,
     window_means,
 )
@@ -20,6 +21,10 @@ def random_scores(B: int, Hs: int, P: int, seed: int = 0, tied: bool = False) ->
     sharpness = torch.rand(B, Hs, 1, generator=g) * 4
     scores = (torch.randn(B, Hs, P, generator=g) * sharpness).softmax(dim=-1)
     return (scores * 40).round() / 40 if tied else scores
+
+
+def ranked(scores: torch.Tensor) -> torch.Tensor:
+    return rank_tokens(scores).scores
 
 
 def counts_by_loop(scores: torch.Tensor, base: int, normalize: bool, protected: int) -> list[list[int]]:
@@ -44,35 +49,40 @@ def counts_by_loop(scores: torch.Tensor, base: int, normalize: bool, protected: 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("protected", [0, 3])
-@pytest.mark.parametrize("B, Hs, P, base", [(1, 1, 9, 4), (2, 5, 37, 11), (1, 9, 50, 50)])
+@pytest.mark.parametrize("B, Hs, P, base", [(1, 1, 9, 4), (2, 5, 37, 11), (1, 9, 50, 50), (2, 3, 8, 3)])
 def test_flat_ranking_equals_taking_tokens_one_by_one(B, Hs, P, base, protected, tied):
     scores = random_scores(B, Hs, P, tied=tied)
-    counts = flat_ranking_counts(scores, base, protected=protected)
+    counts = flat_ranking_counts(ranked(scores), base, protected=protected)
     assert counts.tolist() == counts_by_loop(scores, base, False, protected)
     assert counts.sum(dim=1).tolist() == [Hs * base] * B
 
 
+def test_nothing_to_share_out_leaves_nothing_to_any_head():
+    assert flat_ranking_counts(ranked(random_scores(2, 3, 9)), 0, normalize=True).tolist() == [[0] * 3] * 2
+
+
 def test_normalising_weighs_a_head_by_the_mass_its_best_tokens_hold():
     scores = random_scores(2, 7, 41, seed=3)
-    assert flat_ranking_counts(scores, 12, normalize=True).tolist() == counts_by_loop(scores, 12, True, 0)
-    assert flat_ranking_counts(scores, 12, normalize=True).tolist() != counts_by_loop(scores, 12, False, 0)
+    assert flat_ranking_counts(ranked(scores), 12, normalize=True).tolist() == counts_by_loop(scores, 12, True, 0)
+    assert flat_ranking_counts(ranked(scores), 12, normalize=True).tolist() != counts_by_loop(scores, 12, False, 0)
 
 
 def test_retained_mass_by_hand():
     scores = torch.tensor([[[1.0, 3.0, 4.0, 2.0], [0.0, 0.0, 0.0, 0.0]]])
-    assert retained_mass(scores, 2).tolist() == [[[pytest.approx(0.7)], [0.0]]]
+    assert retained_mass(ranked(scores), 2).tolist() == [[[pytest.approx(0.7)], [0.0]]]
 
 
 def test_permuting_heads_permutes_counts():
     scores = random_scores(1, 6, 30, seed=1)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    assert flat_ranking_counts(scores[:, order], 8).tolist() == flat_ranking_counts(scores, 8)[:, order].tolist()
+    counts = flat_ranking_counts(ranked(scores), 8)
+    assert flat_ranking_counts(ranked(scores[:, order]), 8).tolist() == counts[:, order].tolist()
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.2, 0.29, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("base", [1, 7, 56, 100])
 def test_rounded_mix_loses_only_what_rounding_explains(base, floor):
-    counts = flat_ranking_counts(random_scores(2, 9, 120, seed=base), base)
+    counts = flat_ranking_counts(ranked(random_scores(2, 9, 120, seed=base)), base)
     mixed = mix_with_uniform(counts, base, floor)
     lost = base * floor - int(base * floor)
     for row, adaptive in zip(mixed.tolist(), counts.tolist(), strict=True):
@@ -90,7 +100,7 @@ def test_rounded_mix_rounds_half_to_even():
 @pytest.mark.parametrize("floor", [0.0, 0.2, 0.29, 1 / 3, 1.0])
 @pytest.mark.parametrize("base", [1, 7, 56, 100])
 def test_exact_mix_conserves_the_budget(base, floor):
-    counts = flat_ranking_counts(random_scores(2, 9, 120, seed=base), base)
+    counts = flat_ranking_counts(ranked(random_scores(2, 9, 120, seed=base)), base)
     mixed = mix_with_uniform(counts, base, floor, "exact")
     assert mixed.sum(dim=1).tolist() == [9 * base] * 2
     share = Fraction(repr(float(floor))).limit_denominator(10**6)
@@ -107,7 +117,7 @@ def test_ragged_positions_equal_a_stable_sort_per_head():
     B, Hs, P, window = 2, 5, 33, 4
     scores = random_scores(B, Hs, P, seed=2, tied=True)
     counts = torch.tensor([[0, 33, 1, 7, 20], [5, 0, 0, 32, 2]])
-    indices, lengths = ragged_positions(scores, counts, P + window, window)
+    indices, lengths = ragged_positions(rank_tokens(scores).order, counts, window)
     assert lengths.tolist() == (counts.flatten() + window).tolist()
     for segment, row, count in zip(
         indices.split(lengths.tolist()), scores.flatten(0, 1), counts.flatten().tolist(), strict=True
@@ -117,15 +127,16 @@ def test_ragged_positions_equal_a_stable_sort_per_head():
 
 
 def test_ragged_positions_of_equal_counts_of_zero_are_the_window():
-    indices, lengths = ragged_positions(random_scores(1, 2, 5), torch.zeros(1, 2, dtype=torch.int64), 8, 3)
+    order = rank_tokens(random_scores(1, 2, 5)).order
+    indices, lengths = ragged_positions(order, torch.zeros(1, 2, dtype=torch.int64), 3)
     assert indices.tolist() == [5, 6, 7, 5, 6, 7] and lengths.tolist() == [3, 3]
 
 
 def test_a_size_that_is_more_than_enough_leaves_zeros_behind():
     """The host can name a bound without waiting for the counts; segments stay where they are."""
-    scores, counts = random_scores(2, 3, 20, seed=4), torch.tensor([[3, 0, 20], [1, 7, 2]])
-    exact, lengths = ragged_positions(scores, counts, 24, 4)
-    padded, same = ragged_positions(scores, counts, 24, 4, size=70)
+    order, counts = rank_tokens(random_scores(2, 3, 20, seed=4)).order, torch.tensor([[3, 0, 20], [1, 7, 2]])
+    exact, lengths = ragged_positions(order, counts, 4)
+    padded, same = ragged_positions(order, counts, 4, size=70)
     assert exact.numel() == 33 + 6 * 4 and torch.equal(lengths, same)
     assert torch.equal(padded[:57], exact) and padded[57:].tolist() == [0] * 13
 
