@@ -103,10 +103,14 @@ def measure_kvpress(
 
     Raises:
         ImportError: kvpress is not installed.
+        ValueError: this version of transformers does not pass the cache under the name that the presses look for.
     """
+    if (name := cache_keyword(model)) != "past_key_values":
+        raise ValueError(
+            f"kvpress reads past_key_values, which this transformers calls {name}: it needs one before 5.24"
+        )
     press = _press(method, 1 - budget / len(ids))
     ids = ids.to(model.device)[None]
-    name = cache_keyword(model)
 
     def forward(tokens: torch.Tensor, cache: DynamicCache, first: int) -> torch.Tensor:
         # The presses read `cache_position`, which newer versions of transformers no longer pass on by themselves.
