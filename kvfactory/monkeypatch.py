@@ -58,8 +58,8 @@ def kv_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
     dropout: float = 0.0,
+    scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention of an attached model, for every method, family and backend.
@@ -67,6 +67,9 @@ def kv_attention(
     Without one of our cache layers (no cache, a sliding layer, a foreign cache inside the model) it is dense attention
     of the chosen backend under the mask the model built. With one, the prompt attends densely and is compressed
     afterwards; later tokens attend to what is stored.
+
+    Parameters have the order of transformers' own registered functions: libraries that wrap every registered function
+    (kvpress does when it is imported) pass some by place.
 
     Args:
         query: (B, Hq, t, D); key, value: (B, Hk, t, D) new tokens, or everything of a layer that is not ours.

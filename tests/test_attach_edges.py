@@ -8,9 +8,10 @@ import pytest
 import torch
 from tiny import tiny_model
 from transformers import DynamicCache, LlamaModel, OPTConfig, OPTForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kvfactory import attach, detach, generate
-from kvfactory.monkeypatch import cache_keyword
+from kvfactory.monkeypatch import ATTENTION_NAME, cache_keyword
 
 IDS = torch.arange(3, 64)[None] % 90 + 3
 
@@ -74,3 +75,22 @@ def test_a_refused_attach_leaves_nothing_behind(model):
 def test_double_precision(model, method):
     attach(model.double(), method, max_capacity_prompt=24)
     assert len(generate(model, IDS[0], 3, eos_token_id=[]).rows[0].tokens) == 3
+
+
+def test_an_attention_function_wrapped_as_kvpress_wraps_all_of_them(model):
+    """Importing kvpress puts a wrapper with this signature around every function that is registered then."""
+    attach(model, "adakv", max_capacity_prompt=24)
+    want = generate(model, IDS[0], 6, eos_token_id=[]).rows[0].tokens
+    calls, inner = [], ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME]
+
+    def wrapper(module, query, key, value, attention_mask, dropout, **kwargs):
+        calls.append(module)
+        return inner(module, query, key, value, attention_mask, dropout, **kwargs)
+
+    ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME] = wrapper
+    try:
+        got = generate(model, IDS[0], 6, eos_token_id=[]).rows[0].tokens
+    finally:
+        del ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME]  # what is registered for all models shows again
+    assert calls and got == want
+    assert ALL_ATTENTION_FUNCTIONS[ATTENTION_NAME] is inner
