@@ -5,7 +5,7 @@ python -m benchmarks.bench_two_gpus --output out/two_gpus.jsonl
 Two shards on two GPUs against one call on one, over a folder of LongBench, in a job long enough that start-up does not
 decide (its first line compiles the kernels), and the comparison of their files:
 
-RUN="python run_longbench.py --method snapkv,pyramidkv,adakv,h2o,streamingllm,l2norm --model_path smollm2 \
+RUN="python run_longbench.py --method snapkv,pyramidkv,adakv,h2o,streamingllm --model_path smollm2 \
     --data_dir data/LongBench --max_num_examples 100 --max_capacity_prompts 128,256,512 --kv_cache_granularity kv_head"
 $RUN --datasets trec --save_dir out/compiled
 time CUDA_VISIBLE_DEVICES=0 $RUN --save_dir out/one
