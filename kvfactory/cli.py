@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
@@ -23,6 +24,8 @@ class OneSentenceParser(argparse.ArgumentParser):
     """argparse whose errors are one sentence on standard error, with exit code 2."""
 
     def error(self, message: str) -> NoReturn:
+        # argparse's own messages repeat a value whole, however long it is.
+        message = re.sub(r"\S{201,}", lambda word: f"{word[0][:60]}... ({len(word[0])} characters)", message)
         print(f"{self.prog}: {message}", file=sys.stderr)
         raise SystemExit(2)
 

@@ -186,6 +186,7 @@ def test_what_is_missing_is_named():
         (["--method", " , "], "is not a name"),
         (["--protocol", "paper"], "invalid choice: 'paper'"),
         (["--attn_implementation", "flash"], "invalid choice: 'flash'"),
+        (["--attn_implementation", "f" * 5000], f"invalid choice: '{'f' * 59}... (5002 characters) (choose from"),
         (["--use_cache", "maybe"], "True or False"),
         (["--seed"], "expected one argument"),
     ],

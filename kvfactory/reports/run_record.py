@@ -45,13 +45,24 @@ def load_record(path: Path) -> dict[str, Any] | None:
     wrong = [k for k, kind in expected.items() if not isinstance(record, dict) or not isinstance(record.get(k), kind)]
     if wrong:
         raise ValueError(f"{path} is no run record: it lacks {', '.join(wrong)}; delete it and its results")
+    if broken := _broken(record):
+        raise ValueError(f"the run record {path} is broken ({broken}): delete it and its results")
+    return record
+
+
+def _broken(record: Mapping[str, Any]) -> str | None:
+    """What is wrong inside the parts of a record, as one does not come to be by a kill."""
+    for name in ("datasets", "counts"):
+        for of, facts in record[name].items():
+            if not isinstance(facts, dict):
+                return f"{name} has no object at {of}"
+    segments = record["segments"]
+    if not all(isinstance(s, dict) and all(isinstance(s.get(k), str) for k in ("id", "start")) for s in segments):
+        return "segments does not list calls with the id and the start of each"
     listed = record.get("made_otherwise", [])
     if not isinstance(listed, list) or not all(map(_is_entry, listed)):
-        raise ValueError(
-            f"the run record {path} is broken (made_otherwise does not list rows with the settings, datasets and "
-            "segments that made them): delete it and its results"
-        )
-    return record
+        return "made_otherwise does not list rows with the settings, datasets and segments that made them"
+    return None
 
 
 def _is_entry(entry: Any) -> bool:

@@ -156,6 +156,27 @@ def test_a_broken_record_is_named(paths, content):
     assert paths.meta.read_text() == content
 
 
+@pytest.mark.parametrize(
+    "part, told",
+    [
+        ({"datasets": {"qasper": 1}}, "datasets has no object at qasper"),
+        ({"counts": {"qasper": []}}, "counts has no object at qasper"),
+        *(
+            ({"segments": [segment]}, "segments does not list calls with the id and the start of each")
+            for segment in (7, {"id": "a"}, {"start": "2026-01-01"}, {"id": 1, "start": "2026-01-01"})
+        ),
+    ],
+)
+def test_a_record_edited_inside_is_named_and_left_alone(paths, part, told):
+    started(paths)
+    content = json.dumps(load_record(paths.meta) | part)
+    paths.meta.write_text(content)
+    for reads in (lambda: load_record(paths.meta), lambda: started(paths), lambda: RunRecord(paths).note("x")):
+        with pytest.raises(ValueError, match=rf"SnapKV\+kv_head.json is broken \({told}\): delete it and its results"):
+            reads()
+    assert paths.meta.read_text() == content
+
+
 def test_processes_on_different_datasets_share_a_record(paths):
     code = """
 import sys
