@@ -1,5 +1,5 @@
 # make setup        environment in .venv and the bundled model; the one place that installs
-# make demo         FullKV, SnapKV, PyramidKV and StreamingLLM on part of the sample suite, one table
+# make demo         FullKV, SnapKV, PyramidKV and StreamingLLM on part of the sample suite, a table and its report
 # make demo-full    the same on all 18 sample sets
 # make test         the whole suite, offline once installed
 # make test-oldest  contract suite and core on the oldest transformers that is supported

@@ -107,7 +107,7 @@ def measure_kvpress(
     """
     if (name := cache_keyword(model)) != "past_key_values":
         raise ValueError(
-            f"kvpress reads past_key_values, which this transformers calls {name}: it needs one before 5.24"
+            f"kvpress looks for past_key_values, which transformers calls {name} from 5.24 on: install an older one"
         )
     press = _press(method, 1 - budget / len(ids))
     ids = ids.to(model.device)[None]

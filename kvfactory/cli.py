@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from kvfactory.methods import METHODS
 from kvfactory.run_settings import GROUPS, KINDS, RunSettings
-from kvfactory.settings import field_type, format_value, shown, whole_number
+from kvfactory.settings import field_type, format_value, shortened, shown, whole_number
 from kvfactory.suites.longbench import LongBenchSettings
 
 METHOD_PREFIX = "method_setting_"
@@ -24,8 +24,8 @@ class OneSentenceParser(argparse.ArgumentParser):
     """argparse whose errors are one sentence on standard error, with exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        # argparse's own messages repeat a value whole, however long it is.
-        message = re.sub(r"\S{201,}", lambda word: f"{word[0][:60]}... ({len(word[0])} characters)", message)
+        # argparse's own message repeats the value whole, however long it is.
+        message = re.sub(r"(?<=invalid choice: ).*(?= \(choose from)", lambda value: shortened(value[0]), message)
         print(f"{self.prog}: {message}", file=sys.stderr)
         raise SystemExit(2)
 
@@ -155,7 +155,7 @@ def _unknown_argument(parser: argparse.ArgumentParser, unknown: list[str]) -> st
     name = wrong.partition("=")[0]
     near = difflib.get_close_matches(name, known, n=2, cutoff=0.7)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; see --help"
-    return f"unknown argument {wrong}{hint}"
+    return f"unknown argument {shortened(wrong)}{hint}"
 
 
 def settings_of(method: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -68,8 +68,7 @@ def kv_attention(
     of the chosen backend under the mask the model built. With one, the prompt attends densely and is compressed
     afterwards; later tokens attend to what is stored.
 
-    Parameters have the order of transformers' own registered functions: libraries that wrap every registered function
-    (kvpress does when it is imported) pass some by place.
+    Parameters have the order of transformers' sdpa function: kvpress wraps all functions and passes dropout by place.
 
     Args:
         query: (B, Hq, t, D); key, value: (B, Hk, t, D) new tokens, or everything of a layer that is not ours.

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from kvfactory.settings import shown
+
 T = TypeVar("T")
 
 
@@ -14,7 +16,7 @@ def unknown_name(kind: str, name: str, available: list[str]) -> str:
     lowered = {a.lower(): a for a in available}
     near = [lowered[m] for m in difflib.get_close_matches(str(name).lower(), list(lowered), n=3, cutoff=0.5)]
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return f"unknown {kind} {name!r}.{hint} Available: {', '.join(available) or 'none'}."
+    return f"unknown {kind} {shown(name)}.{hint} Available: {', '.join(available) or 'none'}."
 
 
 class Registry(Generic[T]):

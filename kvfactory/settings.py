@@ -50,6 +50,11 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # Python writes out no int of more than 4,300 digits
         return f"(a {type(value).__name__} of too many digits)"
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """Typed text for a message: of a long one the beginning and the length."""
     return text if len(text) <= 200 else f"{text[:60]}... ({len(text)} characters)"
 
 

@@ -27,7 +27,8 @@ HEADERS = (
 def summary(job: Job) -> str:
     """Table, what it averages over, and the command that recomputes the scores.
 
-    Scores are means over the datasets named below the table; kept tokens, bytes and seconds are means over examples.
+    Scores are means over the datasets named below the table, of each the score with two decimals that eval.py averages
+    too; kept tokens, bytes and seconds are means over examples.
     """
     lines = [format_table(HEADERS, [_row(job, planned) for planned in job.runs])]
     lines.append(
@@ -40,7 +41,11 @@ def summary(job: Job) -> str:
             lines.append(f"{planned.paths.label} at budget {planned.plan.budget.tag}: {sentence}")
     folders = dict.fromkeys(planned.paths.folder for planned in job.runs)
     root = next(iter(folders)) if len(folders) == 1 else job.runs[0].paths.save_dir
-    lines.append(f"score again: python {shlex.join(job.suite.rescore(root))}")
+    again = f"python {shlex.join(job.suite.rescore(root))}"
+    if job.settings.shard is None:
+        lines.append(f"score again: {again}")
+    else:
+        lines.append(f"when all shards are done: the same call with --merge_shards instead of --shard_id, then {again}")
     return "\n".join(lines)
 
 
@@ -53,7 +58,7 @@ def _row(job: Job, planned: PlannedRun) -> list[Any]:
     planned_count = sum(len(part.share) for part in job.parts.values())
     done = sum(cell["n"] for cell in cells)
     scores = [_score(cell, job.settings.errors_as_zero) for cell in cells]
-    known = [score for score in scores if score is not None]
+    known = [round(score, 2) for score in scores if score is not None]
     whole = len(known) == len(job.parts)  # a mean over some of the datasets would look like the mean over all
     granularity = planned.plan.granularity if planned.settings["granularity_has_effect"] else "-"
     return [

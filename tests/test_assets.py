@@ -355,6 +355,8 @@ def test_resolve_model(small):
 def test_unknown_name_has_near_matches():
     with pytest.raises(ValueError, match="unknown model 'smolm2'. Did you mean smollm2"):
         assets.model_path("smolm2")
+    with pytest.raises(ValueError, match=r"unknown model 'q{59}\.\.\. \(5002 characters\)\. Available: "):
+        assets.model_path("q" * 5000)
 
 
 def test_command_line(small, capsys):

@@ -177,7 +177,7 @@ def test_incomplete_datasets_are_marked(tmp_path):
     text = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert "100.00 (3<4)" in text and "100.00 (1<2)" in text
     assert text.count("<") == 4  # the legend, qasper_e in two tables, hotpotqa; the complete qasper has no mark
-    assert "Subsets of the datasets: qasper 2 of 200, hotpotqa 4 of 200." in text
+    assert "Fewer examples than LongBench has: qasper 2 of 200, hotpotqa 4 of 200." in text
     assert read_csv(tmp_path)["SnapKV+kv_head"]["incomplete"] == "hotpotqa:3<4"
     assert run("--results_dir", tmp_path, "--errors_as_zero") == 0
     h2o = read_csv(tmp_path)["H2O"]
@@ -273,6 +273,19 @@ def test_torn_line_shards_and_strange_names_are_notes(tmp_path, capsys):
     assert "shard files that must be merged first (SnapKV.shard0.json, SnapKV.shard1of2.json)" in out
     assert "ruler_task/ is ignored" in out
     assert list(read_csv(tmp_path)) == ["SnapKV"] and read_csv(tmp_path)["SnapKV"]["hotpotqa"] == "50.0"
+
+
+def test_a_folder_of_shards_alone_is_refused_or_named(tmp_path, capsys):
+    parts, whole = tmp_path / "parts_512", tmp_path / "whole_512"
+    write(parts / "hotpotqa" / "SnapKV.shard0of2.json", share(1, 2))
+    for folder in (parts, tmp_path):
+        assert run("--results_dir", folder) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and f"{parts}: there are results of shards alone; join them first" in error
+    write(whole / "hotpotqa" / "SnapKV.json", share(1, 2))
+    assert run("--results_dir", tmp_path) == 0
+    assert "parts_512: hotpotqa/ holds shard files that must be merged first" in capsys.readouterr().out
+    assert not (parts / "results.md").exists() and read_csv(whole)["SnapKV"]["hotpotqa"] == "50.0"
 
 
 def test_a_retried_failure_counts_once(tmp_path):

@@ -40,7 +40,7 @@ class Ranking(NamedTuple):
 
 
 def rank_tokens(scores: torch.Tensor) -> Ranking:
-    """Sorts (B, Hs, P) scores of any float dtype, no NaN, once for all that is asked of them below."""
+    """Sorts (B, Hs, P) scores of any float dtype, no NaN: once, for the functions below."""
     return Ranking(*scores.float().sort(dim=-1, descending=True, stable=True))
 
 
@@ -74,7 +74,7 @@ def flat_ranking_counts(
         return torch.zeros(B, Hs, dtype=torch.int64, device=ranked.device)
     weighed = ranked * retained_mass(ranked, base) if normalize else ranked.clone()
     weighed[..., :protected] = torch.inf
-    least = weighed.view(B, Hs * P).topk(Hs * base, dim=-1, sorted=False).values.amin(dim=-1).view(B, 1, 1)
+    least = weighed.flatten(1).topk(Hs * base, dim=-1, sorted=False).values.amin(dim=-1).view(B, 1, 1)
     above, tied = (weighed > least).sum(dim=-1), (weighed == least).sum(dim=-1)
     missing = Hs * base - above.sum(dim=-1, keepdim=True)
     lower = tied.cumsum(dim=-1) - tied  # tokens of lower heads that tie, which go first

@@ -107,9 +107,7 @@ def find_runs(results_dir: str | Path) -> list[RunFolder]:
         raise ValueError(
             f"--results_dir {results_dir} is not a folder: give a run folder such as model_512, or its parent."
         )
-    if _is_run(root):
-        return [_read_run(root)]
-    runs = [_read_run(sub) for sub in subfolders(root) if _is_run(sub)]
+    runs = [_read_run(sub) for sub in ([root] if _is_run(root) else subfolders(root)) if _is_run(sub)]
     if not runs:
         hint = ""
         if _dataset_of(root.resolve()):
@@ -118,7 +116,23 @@ def find_runs(results_dir: str | Path) -> list[RunFolder]:
             f"--results_dir {results_dir} holds no result files: {{dataset}}/{{Method}}.json is looked for in it and "
             f"in its subfolders.{hint}"
         )
-    return runs
+    return with_results(runs)
+
+
+def with_results(runs: list[RunFolder]) -> list[RunFolder]:
+    """The runs that hold a result file; what is to be told of the others is told with the first one.
+
+    Raises:
+        ValueError: no run does, because shards have not been merged.
+    """
+    full = [run for run in runs if run.files]
+    if not full:
+        raise ValueError(
+            f"{', '.join(str(run.path) for run in runs)}: there are results of shards alone; join them first, by the "
+            "runner's call with --merge_shards instead of --shard_id"
+        )
+    full[0].notes += [f"{run.name}: {note}" for run in runs if not run.files for note in run.notes]
+    return full
 
 
 def _read_run(folder: Path) -> RunFolder:

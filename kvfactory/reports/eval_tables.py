@@ -152,7 +152,7 @@ class EvalTable:
             parts = ", ".join(
                 f"{d} {n} of {_full_size(d)}" for d, n in sorted(small.items(), key=lambda i: dataset_order(i[0]))
             )
-            lines.append(f"Subsets of the datasets: {parts}.")
+            lines.append(f"Fewer examples than LongBench has: {parts}.")
         lines += mark_captions(self.rows)
         for average in self.averages():
             if average.key != average.name and len(average.datasets) > 1:

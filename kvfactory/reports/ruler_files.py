@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kvfactory.reports.eval_files import RunFolder, read_run, result_names, subfolders
+from kvfactory.reports.eval_files import RunFolder, read_run, result_names, subfolders, with_results
 from kvfactory.reports.records import Line, read_lines
 from kvfactory.ruler.read import is_length, length_folders
 from kvfactory.ruler.tasks import RULER_TASKS
@@ -38,12 +38,12 @@ def find_ruler_runs(results_dir: str | Path) -> list[RunFolder]:
             raise ValueError(f"--results_dir {results_dir} holds tasks, but {path.name} is not a length in tokens.")
         run = read_run(path.parent, places, notes)
         run.path = root
-        return [run]
+        return with_results([run])
     for folders in ([root], subfolders(root)):
         found = [(folder, *_lengths(folder)) for folder in folders]
         runs = [read_run(folder, places, notes) for folder, places, notes in found if places]
         if runs:
-            return runs
+            return with_results(runs)
     hint = " This is a task's folder: give the folder above it." if path.name.lower() in RULER_TASKS else ""
     raise ValueError(
         f"--results_dir {results_dir} holds no result files: {{length}}/{{task}}/{{Method}}.json is looked for in it "

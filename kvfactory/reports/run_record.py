@@ -24,6 +24,7 @@ from typing import Any
 
 from kvfactory.reports.files import FileLock, json_bytes, write_atomically
 from kvfactory.reports.run_paths import RunPaths
+from kvfactory.settings import shown
 
 NOT_COMPARED = ("examples",)  # of a dataset's facts: a resumed run may go further than the one before
 PEAK = "peak_mem_bytes_"
@@ -51,12 +52,18 @@ def load_record(path: Path) -> dict[str, Any] | None:
 
 
 def _broken(record: Mapping[str, Any]) -> str | None:
-    """What is wrong inside the parts of a record, as one does not come to be by a kill."""
+    """What is wrong inside the parts of a record, which only an edit by hand can leave; None for a sound one."""
     for name in ("datasets", "counts"):
         for of, facts in record[name].items():
             if not isinstance(facts, dict):
-                return f"{name} has no object at {of}"
+                return f"{name} has no object at {shown(of)}"
+    for of, counters in record["counts"].items():
+        for key, value in counters.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return f"counts has no number at {shown(of)}, {shown(key)}"
     segments = record["segments"]
+    if record["datasets"] and not segments:
+        return "segments names no call that made its datasets"
     if not all(isinstance(s, dict) and all(isinstance(s.get(k), str) for k in ("id", "start")) for s in segments):
         return "segments does not list calls with the id and the start of each"
     listed = record.get("made_otherwise", [])

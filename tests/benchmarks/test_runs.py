@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny_checkpoint import save_checkpoint
 
-from benchmarks import bench_correctness, bench_kernels, bench_longbench, bench_methods, measure
+from benchmarks import bench_correctness, bench_kernels, bench_longbench, bench_methods, measure, peers
 from benchmarks.models import random_ids, random_model, write_head_scores
-from benchmarks.peers import measure_transformers
+from benchmarks.peers import measure_kvpress, measure_transformers
 from kvfactory import decoder
 from kvfactory.graph_engine import GraphEngine
 from kvfactory.loop_engine import LoopEngine
@@ -25,6 +28,33 @@ TINY = ["--model", "tiny", "--device", "cpu", "--dtype", "float32"]
 
 def _lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
+def test_kvpress_runs_under_its_press_or_says_which_transformers_it_needs(monkeypatch):
+    """A stand-in with kvpress's calls: a press is made with its settings and surrounds the prompt pass alone."""
+    calls = []
+
+    class Press:
+        def __init__(self, **settings):
+            calls.append(settings)
+
+        @contextmanager
+        def __call__(self, model):
+            calls.append("enter")
+            yield
+            calls.append("leave")
+
+    monkeypatch.setitem(sys.modules, "kvpress", SimpleNamespace(KnormPress=Press))
+    model = random_model("tiny", "cpu", torch.float32, layers=2)
+    ids = random_ids(model, 40, 0)
+    monkeypatch.setattr(peers, "cache_keyword", lambda model: "past_key_values")
+    facts = measure_kvpress(model, ids, "L2Norm", 10, 9, 1, 0.0)
+    assert calls == [{"compression_ratio": 0.75}, *["enter", "leave"] * 2]  # a warm-up and one pass
+    assert facts["decode_ms"] > 0 and facts["kept_mean"] == 40  # the stand-in drops nothing
+    monkeypatch.setattr(peers, "cache_keyword", lambda model: "cache")
+    with pytest.raises(ValueError, match="transformers calls cache from 5.24 on: install an older one"):
+        measure_kvpress(model, ids, "L2Norm", 10, 9, 1, 0.0)
 
 
 def test_random_model_spreads_its_queries():

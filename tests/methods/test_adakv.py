@@ -21,8 +21,13 @@ def segments(kept: RaggedKept) -> list[list[int]]:
     return [part.tolist() for part in kept.indices.split(kept.lengths.tolist())]
 
 
-def kept_by_loop(q, k, budget: int, heads: int, *, window=8, kernel=7, floor=0.2, normalize=True) -> list[list[int]]:
-    """The method head by head and token by token, one row, mean over groups, in float64."""
+def kept_by_loop(
+    q, k, budget: int, heads: int, *, window=8, kernel=7, floor=0.2, normalize=True, protected: int | None = None
+) -> list[list[int]]:
+    """The method head by head and token by token, one row, mean over groups, in float64.
+
+    With `protected` so many best tokens of every head come first, and the floor is not blended in.
+    """
     S, group = q.shape[2], q.shape[1] // k.shape[1]
     base, past = budget - window, S - window
     pooled = []
@@ -40,12 +45,13 @@ def kept_by_loop(q, k, budget: int, heads: int, *, window=8, kernel=7, floor=0.2
     for h, s in enumerate(pooled):
         order = sorted(range(past), key=lambda j, s=s: (-s[j], j))
         ratio = sum(s[j] for j in order[:base]) / sum(s) if normalize else 1
-        flat += [(-s[j] * ratio, h, rank) for rank, j in enumerate(order)]
+        flat += [(rank >= (protected or 0), -s[j] * ratio, h, rank) for rank, j in enumerate(order)]
         ranked.append(order)
     counts = [0] * heads
-    for _, h, _ in sorted(flat)[: heads * base]:
+    for _, _, h, _ in sorted(flat)[: heads * base]:
         counts[h] += 1
-    counts = [round(c * (1 - floor) + int(base * floor)) for c in counts]  # Python rounds half to even too
+    if protected is None:
+        counts = [round(c * (1 - floor) + int(base * floor)) for c in counts]  # Python rounds half to even too
     return [sorted(order[:c]) + list(range(past, S)) for order, c in zip(ranked, counts, strict=True)]
 
 
@@ -76,6 +82,17 @@ def test_selection_equals_the_loop_row_by_row(heads, granularity, normalize):
     kept = cluster(q, k, granularity=granularity, normalize=normalize).compress(q, k, v, PromptContext(83, 29))
     expected = [s for b in range(2) for s in kept_by_loop(q[b : b + 1], k[b : b + 1], 29, heads, normalize=normalize)]
     assert segments(kept) == expected
+
+
+@pytest.mark.parametrize("rounding, protected", [("round", 28), ("exact", 29)])  # 100 * 0.29 is 28.999... in floats
+def test_the_safeguard_min_equals_the_loop(rounding, protected):
+    q, k, v = random_qkv(1, 4, 2, 230, 8)
+    q[:, 2:] *= 40  # a few tokens have all their attention, so that they keep little beyond what is protected
+    kept = cluster(q, k, floor=0.29, kernel_size=1, adakv_safeguard="min", adakv_rounding=rounding)
+    kept = kept.compress(q, k, v, PromptContext(230, 108))
+    assert segments(kept) == kept_by_loop(q, k, 108, 4, kernel=1, protected=protected)
+    assert kept.lengths.min() == protected + 8
+    assert segments(kept) != kept_by_loop(q, k, 108, 4, kernel=1, protected=protected, normalize=False)
 
 
 def test_a_floor_of_one_is_snapkv():

@@ -57,6 +57,23 @@ def test_flat_ranking_equals_taking_tokens_one_by_one(B, Hs, P, base, protected,
     assert counts.sum(dim=1).tolist() == [Hs * base] * B
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_in_half_precision_of_any_layout_count_as_their_float32_values(dtype):
+    """The weight of a head is never rounded to the scores' dtype, where different scores would tie."""
+    scores = random_scores(2, 7, 301, seed=5).to(dtype).transpose(1, 2).contiguous().transpose(1, 2)
+    assert not scores.is_contiguous()
+    got = flat_ranking_counts(ranked(scores), 90, normalize=True, protected=2)
+    assert got.tolist() == counts_by_loop(scores.float(), 90, True, 2)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_ranking_is_left_as_it_was(normalize):
+    ranking = ranked(random_scores(1, 3, 11))
+    before = ranking.clone()
+    flat_ranking_counts(ranking, 4, normalize=normalize, protected=2)
+    assert torch.equal(ranking, before)
+
+
 def test_nothing_to_share_out_leaves_nothing_to_any_head():
     assert flat_ranking_counts(ranked(random_scores(2, 3, 9)), 0, normalize=True).tolist() == [[0] * 3] * 2
 

@@ -202,6 +202,13 @@ def test_records_say_how_and_how_many(folder):
     assert averages[2] == ["FullKV", "75.00", "75.00*"]
 
 
+def test_a_folder_of_shards_alone_is_refused(tmp_path, capsys):
+    write(tmp_path / "tiny_512" / "4096" / "fwe" / "FullKV.shard0of2.json", [row(0, "cat")])
+    for folder in (tmp_path, tmp_path / "tiny_512", tmp_path / "tiny_512" / "4096"):
+        assert run("--results_dir", folder) == 2
+        assert "there are results of shards alone; join them first" in capsys.readouterr().err
+
+
 def test_empty_files_shards_and_strange_names_are_notes(folder, capsys):
     write(folder / "4096" / "fwe" / "FullKV.json", [])
     write(folder / "4096" / "fwe" / "FullKV.shard0of2.json", [row(0, "cat")])

@@ -159,8 +159,13 @@ def test_a_broken_record_is_named(paths, content):
 @pytest.mark.parametrize(
     "part, told",
     [
-        ({"datasets": {"qasper": 1}}, "datasets has no object at qasper"),
-        ({"counts": {"qasper": []}}, "counts has no object at qasper"),
+        ({"datasets": {"qasper": 1}}, "datasets has no object at 'qasper'"),
+        ({"counts": {"qasper": []}}, "counts has no object at 'qasper'"),
+        ({"segments": []}, "segments names no call that made its datasets"),
+        *(
+            ({"counts": {"qasper": {"wall_s": value}}}, "counts has no number at 'qasper', 'wall_s'")
+            for value in ("3", None, True)
+        ),
         *(
             ({"segments": [segment]}, "segments does not list calls with the id and the start of each")
             for segment in (7, {"id": "a"}, {"start": "2026-01-01"}, {"id": 1, "start": "2026-01-01"})

@@ -13,6 +13,8 @@ from tiny_checkpoint import make_record, write_records
 from kvfactory.data.own_prompts import OWN_PROMPTS
 from kvfactory.generation import generate_rows
 from kvfactory.methods import METHODS
+from kvfactory.reports.eval_files import find_runs
+from kvfactory.reports.eval_tables import score_run
 from kvfactory.summary import summary
 
 ROW_FIELDS = (
@@ -227,7 +229,7 @@ def test_errors_as_zero_lowers_the_score_of_the_table(run, data, monkeypatch):
     rows = [row | {"pred": row["answers"][0], "score": 1.0} for row in run.rows("trec")]
     trec.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert "100.00" in summary(run.last)
-    assert "83.33" in summary(run.job("--method", "snapkv", "--errors_as_zero"))  # (2/3 + 1) / 2
+    assert "83.34" in summary(run.job("--method", "snapkv", "--errors_as_zero"))  # (66.67 + 100) / 2
 
 
 def test_a_ratio_that_leaves_too_little_is_an_error_of_that_example(run, data):
@@ -252,3 +254,24 @@ def test_the_table_names_what_it_averages(run):
     assert "mean over 2 dataset(s): hotpotqa, trec" in text and f"--results_dir {run.paths().folder}" in text
     snap = [cell.strip() for cell in lines[2].split("|")]
     assert snap[3:6] == ["32", "2", "5"] and snap[7] == "32.0"
+
+
+def test_the_average_is_the_one_that_eval_shows(run):
+    """Of dataset scores with two decimals, here 33.33 and 0: the mean of unrounded ones would be 16.67."""
+    run("--method", "snapkv")
+    for name, good in (("hotpotqa", 1), ("trec", 0)):
+        rows = [row | {"pred": row["answers"][0] if i < good else "", "score": float(i < good)}
+                for i, row in enumerate(run.rows(name))]  # fmt: skip
+        run.paths().results(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (row,) = score_run(find_runs(run.paths().folder)[0]).rows
+    assert row.mean_over(("hotpotqa", "trec")) == 16.66 and "| 16.66 |" in summary(run.last)
+
+
+def test_a_shard_says_what_comes_before_scoring_again(run):
+    run("--method", "snapkv", "--num_shards", 2, "--shard_id", 0)
+    last = summary(run.last).splitlines()[-1]
+    assert last.startswith(
+        "when all shards are done: the same call with --merge_shards instead of --shard_id, then python"
+    )
+    with pytest.raises(ValueError, match="512: there are results of shards alone; join them first"):
+        find_runs(run.save_dir)
