@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from kvfactory.preparation import Job, PlannedRun
+from kvfactory.reports.eval_cells import dataset_score
 from kvfactory.reports.run_record import load_record, mixture
 from kvfactory.reports.tables import format_bytes, format_number, format_table, summarise_rows
 
@@ -27,8 +28,8 @@ HEADERS = (
 def summary(job: Job) -> str:
     """Table, what it averages over, and the command that recomputes the scores.
 
-    Scores are means over the datasets named below the table, of each the score with two decimals that eval.py averages
-    too; kept tokens, bytes and seconds are means over examples.
+    Scores are means over the datasets named below the table, as eval.py makes them; kept tokens, bytes and seconds are
+    means over examples.
     """
     lines = [format_table(HEADERS, [_row(job, planned) for planned in job.runs])]
     lines.append(
@@ -42,10 +43,10 @@ def summary(job: Job) -> str:
     folders = dict.fromkeys(planned.paths.folder for planned in job.runs)
     root = next(iter(folders)) if len(folders) == 1 else job.runs[0].paths.save_dir
     again = f"python {shlex.join(job.suite.rescore(root))}"
-    if job.settings.shard is None:
-        lines.append(f"score again: {again}")
-    else:
+    if job.settings.shard is not None and any(p.paths.results(name).exists() for p in job.runs for name in job.parts):
         lines.append(f"when all shards are done: the same call with --merge_shards instead of --shard_id, then {again}")
+    else:  # one call for all, or a shard for which an earlier undivided run left nothing to do
+        lines.append(f"score again: {again}")
     return "\n".join(lines)
 
 
@@ -58,7 +59,7 @@ def _row(job: Job, planned: PlannedRun) -> list[Any]:
     planned_count = sum(len(part.share) for part in job.parts.values())
     done = sum(cell["n"] for cell in cells)
     scores = [_score(cell, job.settings.errors_as_zero) for cell in cells]
-    known = [round(score, 2) for score in scores if score is not None]
+    known = [dataset_score(score) for score in scores if score is not None]
     whole = len(known) == len(job.parts)  # a mean over some of the datasets would look like the mean over all
     granularity = planned.plan.granularity if planned.settings["granularity_has_effect"] else "-"
     return [

@@ -284,7 +284,7 @@ def test_a_folder_of_shards_alone_is_refused_or_named(tmp_path, capsys):
         assert error.count("\n") == 1 and f"{parts}: there are results of shards alone; join them first" in error
     write(whole / "hotpotqa" / "SnapKV.json", share(1, 2))
     assert run("--results_dir", tmp_path) == 0
-    assert "parts_512: hotpotqa/ holds shard files that must be merged first" in capsys.readouterr().out
+    assert "parts_512 is left out: hotpotqa/ holds shard files that must be merged first" in capsys.readouterr().out
     assert not (parts / "results.md").exists() and read_csv(whole)["SnapKV"]["hotpotqa"] == "50.0"
 
 

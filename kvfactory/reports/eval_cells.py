@@ -72,8 +72,7 @@ class Cell:
 
     @property
     def score(self) -> float | None:
-        """LongBench's dataset score: the mean rounded to two decimals."""
-        return None if self.mean is None else round(self.mean, 2)
+        return None if self.mean is None else dataset_score(self.mean)
 
     @property
     def stderr(self) -> float | None:
@@ -106,6 +105,11 @@ class Cell:
         if self.buckets:
             record |= {"buckets": self.buckets, "bucket_mean": self.bucket_mean}
         return record | {"extra": mean_extra(self.examples)}
+
+
+def dataset_score(mean: float) -> float:
+    """LongBench's score of a dataset, of which averages over datasets are made: the mean with two decimals."""
+    return round(mean, 2)
 
 
 def standard_error(scores: list[float]) -> float | None:

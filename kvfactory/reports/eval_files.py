@@ -131,7 +131,7 @@ def with_results(runs: list[RunFolder]) -> list[RunFolder]:
             f"{', '.join(str(run.path) for run in runs)}: there are results of shards alone; join them first, by the "
             "runner's call with --merge_shards instead of --shard_id"
         )
-    full[0].notes += [f"{run.name}: {note}" for run in runs if not run.files for note in run.notes]
+    full[0].notes += [f"{run.name} is left out: {note}" for run in runs if not run.files for note in run.notes]
     return full
 
 
